@@ -33,8 +33,8 @@ IRREGULAR = frozenset(
     "understood woven written".split()
 )
 NOUNS_AND_VERBS = frozenset(
-    "bring bucketing embed embedding exceed feed need padding pooling proceed ring seed setting speed string succeed timing "
-    "warning".split()
+    "bring bucketing embed embedding exceed feed need padding pooling proceed ring seed setting sharding speed string succeed "
+    "timing warning".split()
 )
 """Words that end as participles do and are none."""
 

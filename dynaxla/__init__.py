@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
     from dynaxla.custom_kernels.register import register_lowering
+    from dynaxla.custom_ops.constrain import constrain
     from dynaxla.device.device_loader import DeviceLoader
     from dynaxla.device.registration import device_mode, use
+    from dynaxla.device.sharding import fully_shard, make_mesh, shard, sharding
+    from dynaxla.mesh import Mesh, Sharding
     from dynaxla.observe.recorder import Metrics
     from dynaxla.precompile.compile_for_target import compile_for_target
     from dynaxla.precompile.program_report import ProgramReport
@@ -29,20 +32,27 @@ __version__ = "0.1.0"
 __all__ = [
     "DeviceLoader",
     "Histogram",
+    "Mesh",
     "Metrics",
     "Plan",
     "ProgramReport",
+    "Sharding",
     "__version__",
     "compile_for_target",
+    "constrain",
     "device_mode",
     "dynaxla",
     "freeze",
+    "fully_shard",
+    "make_mesh",
     "mark_bucketed",
     "plan_buckets",
     "read_metrics",
     "recorder",
     "register_lowering",
     "report",
+    "shard",
+    "sharding",
     "use",
     "warmup",
     *_policies,
@@ -58,6 +68,9 @@ _HOMES = {
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.custom_kernels.register",
     "DeviceLoader": "dynaxla.device.device_loader",
+    "constrain": "dynaxla.custom_ops.constrain",
+    **dict.fromkeys(("fully_shard", "make_mesh", "shard", "sharding"), "dynaxla.device.sharding"),
+    **dict.fromkeys(("Mesh", "Sharding"), "dynaxla.mesh"),
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
 }
 

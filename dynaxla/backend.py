@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
@@ -26,6 +27,7 @@ from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
 from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph, find_static_inputs
+from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
 from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy
 from dynaxla.runtime_state import RuntimeState, process
@@ -123,6 +125,7 @@ class GraphCompiler:
         self._policies = _policies(self._target)
         self._boundary = Boundary(shared.recorder, options)
         self._origin = CapturedFunction("a graph")
+        self._placement = InputPlacement()
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Captures and compiles a graph. Returns the function that Dynamo calls."""
@@ -170,7 +173,8 @@ class GraphCompiler:
             default=_policies(self._target),
         )
         builder = self._builder()
-        tag = None if self._overridden else find_tag(module, builder)
+        self._placement = InputPlacement.of(example_inputs)
+        tag = None if self._overridden else find_tag(module, builder, self._placement.listing)
 
         def plain(captured: Callable[[GraphModule], CapturedGraph]) -> Callable[..., Any]:
             return lambda module, _: builder.build(captured(module))
@@ -181,7 +185,7 @@ class GraphCompiler:
         capture = aot_autograd(
             **self._compilers(plain if tag is None else kept),
             decompositions=choose_decompositions(self._process.registered.current.bodies, self._options.rng),
-            partition_fn=partition_saving_padded,
+            partition_fn=partial(partition_saving_padded, placement=self._placement),
         )
         with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
             if tag is None:
@@ -213,6 +217,8 @@ class GraphCompiler:
 
     def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
         inputs, known = get_forward_inputs(), self._process.registered.current
+        if kind == "inference":
+            self._placement.rewrite_inference(module.graph)
         weights, saved = find_static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
         return CapturedGraph(kind, module, known, inputs, weights, saved)
 

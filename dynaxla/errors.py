@@ -7,6 +7,7 @@
     ├── BucketError (ValueError)                DX130  a size is above the declared maximum
     ├── FrozenError                             DX140  a frozen function would have to compile
     ├── ForkError                               DX150  a forked child cannot use a device that its parent uses
+    ├── ShardingError (ValueError)              DX160  a mesh or a sharding does not fit the devices or the tensor
     ├── UnsupportedError                        DX200  options say fallback="error", and an op or a graph cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed                      DX301  torch-mlir rejected the graph
@@ -107,6 +108,10 @@ class ForkError(DynaxlaError):
         self.platform = platform
         hint = 'start it by multiprocessing\'s "spawn" or "forkserver", or fork before the device is first used'
         super().__init__(f"this process was forked from one that holds the {platform} device, and cannot use it", hint)
+
+
+class ShardingError(DynaxlaError, ValueError):
+    id = "DX160"
 
 
 class UnsupportedError(DynaxlaError):

@@ -71,16 +71,19 @@ class Pipeline:
             CompileError: XLA refused the module, died of it, took too long or too much memory.
             PackageError: a package has no such program, and nothing can be compiled here.
         """
-        calls = self._calls(graph)
+        return self.compile_calls(self.list_calls(graph), spent, fold=fold)
+
+    def compile_calls(self, calls: CallGraph, spent: CompileTiming, *, fold: bool = False) -> Executable:
+        """As `compile`, of a graph whose calls are listed, and which may be sharded over a mesh."""
         key = self._graph_key(calls)
-        executable = self._load(key, fold) or self._compile(calls, key, spent, fold)
+        executable = self._load(key, fold, _partitions(calls)) or self._compile(calls, key, spent, fold)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         return executable
 
     def key_of(self, graph: Graph) -> Key | None:
         """Returns the key of the graph's executable; None if its calls alone do not determine it."""
-        return self._graph_key(self._calls(graph))
+        return self._graph_key(self.list_calls(graph))
 
     def find(self, graph: Graph, *, fold: bool = False) -> Executable | None:
         """Loads the executable of a graph; None if it is not on disk, or its calls alone do not determine it."""
@@ -96,9 +99,9 @@ class Pipeline:
         self.recorder.add(lowering_s=lowered_at - started)
         if key is None and self.executables.active:
             key = module_key(lowered.module, self.options, self.executables.environment(self.client))
-            if (found := self._load(key, fold)) is not None:
+            if (found := self._load(key, fold, _partitions(calls))) is not None:
                 return found
-        executable = self.client.compile(lowered.module, self.options.compile_limits)
+        executable = self.client.compile(lowered.module, self.options.compile_limits, _partitions(calls))
         compile_s = time.perf_counter() - lowered_at
         spent.compile_s += compile_s
         kind = {"folds": 1} if fold else {"compiles": 1}
@@ -112,9 +115,9 @@ class Pipeline:
             return None
         return graph_key(calls, self.choice.table, self.options, self.executables.environment(self.client))
 
-    def _load(self, key: Key | None, fold: bool) -> Executable | None:
+    def _load(self, key: Key | None, fold: bool, partitions: int = 1) -> Executable | None:
         """Loads an executable from disk; never where stages are dumped, as a loaded one has none."""
-        executable = None if key is None or self.dump.enabled else self.executables.find(key, self.client)
+        executable = None if key is None or self.dump.enabled else self.executables.find(key, self.client, partitions)
         if executable is not None:
             self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
@@ -128,9 +131,10 @@ class Pipeline:
 
         Bodies lower the calls that torch-mlir fails on.
         """
-        return self._lower(self._calls(graph))
+        return self._lower(self.list_calls(graph))
 
-    def _calls(self, graph: Graph) -> CallGraph:
+    def list_calls(self, graph: Graph) -> CallGraph:
+        """The graph as calls."""
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
         with self.tracing:
@@ -162,3 +166,8 @@ class Pipeline:
         where = user_frame(node) or "an unknown line"
         text = "torch-mlir cannot lower a call of %s at %s: %s; %s; repro: %s"
         logger.warning(text, failure.op, where, failure.explanation, then, failure.repro)
+
+
+def _partitions(calls: CallGraph) -> int:
+    """The number of devices of a graph's program."""
+    return 1 if calls.sharding is None else calls.sharding.mesh.size

@@ -4,6 +4,7 @@
     python examples/train_digits.py                # both nets, 15 epochs, a plot of the losses in digits.png
     python examples/train_digits.py --net transformer --epochs 5 --plot losses.png
     python examples/train_digits.py --device dynaxla   # nets and images on the device: they are moved, nothing else
+    python examples/train_digits.py --devices 8    # data parallel over eight devices of the CPU: each batch is split
 
 1,797 images of 8 x 8 pixels, a fifth of them kept for the test. The last batch of an epoch is smaller than the others. Both
 runs start from the same weights and see the same batches.
@@ -85,9 +86,9 @@ class Digits:
         kept = len(images) // 5
         return cls(images[kept:], targets[kept:], images[:kept], targets[:kept])
 
-    def to(self, device: str) -> Digits:
-        """The same, on a device."""
-        return Digits(*(getattr(self, field.name).to(device) for field in fields(self)))
+    def to(self, move: Callable[[Any], Any]) -> Digits:
+        """The same, moved."""
+        return Digits(*(move(getattr(self, field.name)) for field in fields(self)))
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(epoch))
@@ -135,15 +136,26 @@ def train(net: nn.Module, digits: Digits, epochs: int, title: str, wrap: Callabl
     return Trained(losses, right, seconds)
 
 
-def compare(name: str, digits: Digits, epochs: int, device: str = "cpu") -> dict[str, Trained]:
-    """The same net trained in eager and compiled, the latter on a device; prints accuracies and what was compiled."""
+def split_batches(net: nn.Module) -> None:
+    """Has each batch of a net be split over the devices; of one that they do not divide XLA pads the last parts."""
+    net.register_forward_pre_hook(lambda module, args: (dynaxla.constrain(args[0], ("data",)),))
+
+
+def compare(name: str, digits: Digits, epochs: int, device: str = "cpu", devices: int = 1) -> dict[str, Trained]:
+    """The same net trained in eager and compiled, the latter on a device or on several; prints accuracies and what was
+    compiled."""
     torch.manual_seed(0)
     net = NETS[name]()
-    twin = copy.deepcopy(net).to(device)
+    twin, move = copy.deepcopy(net), lambda value: value.to(device)
+    if devices > 1:
+        mesh = dynaxla.make_mesh((devices,), ("data",))
+        move = lambda value: dynaxla.shard(value, mesh, {} if isinstance(value, nn.Module) else ())  # noqa: E731
+        split_batches(twin)
+    twin, there = move(twin), digits.to(move)
     eager = train(net, digits, epochs, f"{name}, eager", lambda function: function)
     before = dynaxla.read_metrics()
     compiled = train(
-        twin, digits.to(device), epochs, f"{name}, dynaxla", lambda function: torch.compile(function, backend="dynaxla")
+        twin, there, epochs, f"{name}, dynaxla", lambda function: torch.compile(function, backend="dynaxla")
     )
     after = dynaxla.read_metrics()
     print(
@@ -174,13 +186,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--plot", type=Path, default=Path("digits.png"))
     parser.add_argument("--device", choices=["cpu", "dynaxla"], default="cpu", help="where the compiled net is trained")
+    parser.add_argument("--devices", type=int, default=1, help="of the CPU, over which the compiled net is trained")
     given = parser.parse_args()
-    if given.device == "dynaxla":
+    if given.devices > 1:
+        dynaxla.use("cpu", devices=given.devices)
+    elif given.device == "dynaxla":
         dynaxla.use()
     digits = Digits.load()
     runs: dict[str, Trained] = {}
     for name in NETS if given.net == "both" else [given.net]:
-        runs.update(compare(name, digits, given.epochs, given.device))
+        runs.update(compare(name, digits, given.epochs, given.device, given.devices))
     plot(runs, given.plot)
 
 

@@ -22,8 +22,11 @@ _TORCHS = frozenset("aten prims prim rngprims quantized quantized_decomposed _qu
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
 
-def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
+def find_tag(module: GraphModule, builder: GraphBuilder, placement: str = "") -> str | None:
     """The tag of a graph of Dynamo's for torch's keys; None if its capture is not kept. Why not, where it could be, is counted.
+
+    Args:
+        placement: which of its inputs are on a mesh.
 
     Raises:
         PackageError: it is captured for a package, and a policy cannot go along.
@@ -42,7 +45,8 @@ def find_tag(module: GraphModule, builder: GraphBuilder) -> str | None:
         why = find_distrust() or find_unkeyed(module) or capture_cache.find_bypass_reason(module)
     if why is None:
         try:
-            return capture_tag(options, builder.policies, shared.registered.current, packaged=packaged)
+            known = shared.registered.current
+            return capture_tag(options, builder.policies, known, packaged=packaged, placement=placement)
         except CannotTag as error:
             why = str(error)
     if packaged:
@@ -76,18 +80,22 @@ def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str |
     return None
 
 
-def capture_tag(options: Options, policies: SymbolPolicies, table: OpTable, *, packaged: bool) -> str:
+def capture_tag(
+    options: Options, policies: SymbolPolicies, table: OpTable, *, packaged: bool, placement: str = ""
+) -> str:
     """The digest of all that a capture depends on and torch's key does not have.
 
     Args:
         packaged: whether programs go along.
+        placement: which inputs are on a mesh.
 
     Raises:
         CannotTag: an option or a policy cannot be pickled, so that nothing says which one it is.
     """
     try:
         buckets = pickle.dumps(policies, protocol=5)
-        parts = {"packaged": packaged, "policies": buckets, "registered": registered_ops(table)}
+        parts: dict[str, object] = {"packaged": packaged, "policies": buckets, "registered": registered_ops(table)}
+        parts |= {"placement": placement} if placement else {}
         return CAPTURE.key(options, capture_environment(), **parts).digest
     except Exception as error:  # of a class of the user's, which may raise anything
         raise CannotTag(f"a policy cannot be pickled: {type(error).__name__}: {error}") from error

@@ -79,19 +79,19 @@ class UnloadedExecutable:
 class CompileClient(CpuClient):
     """The CPU client of a process that compiles for another, and runs nothing."""
 
-    def compile(self, module: bytes, limits: Limits) -> Any:
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> Any:
         """Compiles a pure StableHLO module.
 
         Raises:
             CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
             CannotShip: XLA compiles it but cannot serialize it.
         """
-        serialized = self._worker.compile(module, limits)
+        serialized = self._worker.compile(module, limits, partitions)
         if serialized is None:
             raise CannotSerialize("XLA cannot serialize its program")
         return UnloadedExecutable(zlib.compress(serialized, level=1))
 
-    def load(self, serialized: bytes) -> Any:
+    def load(self, serialized: bytes, partitions: int = 1) -> Any:
         return UnloadedExecutable(serialized)
 
 

@@ -79,6 +79,17 @@ def _(
     return x.new_empty([x.shape[0], *spatial, kernel.shape[-1]])
 
 
+@torch.library.custom_op("dynaxla::batched_product", mutates_args=())
+def batched_product(x: Tensor, y: Tensor) -> Tensor:
+    """`x @ y` of stacks of matrices: x [b, c, m, k], y [b, c, k, n]; returns [b, c, m, n]."""
+    return x @ y
+
+
+@batched_product.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty([*x.shape[:-1], y.shape[-1]])
+
+
 @torch.library.custom_op("dynaxla::gather_strided", mutates_args=())
 def gather_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
     """Copies `as_strided` of a row-major tensor that starts its storage.
@@ -271,6 +282,7 @@ _GRID_SAMPLERS = {4: torch.ops.aten.grid_sampler_2d, 5: torch.ops.aten.grid_samp
 _GRID_SAMPLERS_BACKWARD = {4: torch.ops.aten.grid_sampler_2d_backward, 5: torch.ops.aten.grid_sampler_3d_backward}
 
 LINEAR = torch.ops.dynaxla.linear.default
+BATCHED_PRODUCT = torch.ops.dynaxla.batched_product.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
 GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default

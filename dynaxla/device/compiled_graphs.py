@@ -40,6 +40,7 @@ class DeviceClient(DeviceTensors):
 
     def __init__(self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, copies: CopyKernels) -> None:
         self.platform = client.platform
+        self.mesh_devices = client.mesh_devices
         self._client = client
         self._memories = memories
         self._eager = eager

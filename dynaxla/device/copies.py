@@ -10,7 +10,7 @@ from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import locate_view, resolve_lazy_bits
-from dynaxla.device.storage import DeviceStorage, DeviceStorages
+from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_no_sharding, find_sharding
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.private_device import get_composite_kernel
@@ -32,6 +32,7 @@ class CopyKernels:
         self._memories = memories
         self._eager = eager
         self._host = host
+        self._find_sharding = find_no_sharding if client.mesh_devices is None else find_sharding
 
     def copy_from(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copies between devices, dtypes and strides; a write that torch may make to the source afterwards is not seen."""
@@ -57,10 +58,15 @@ class CopyKernels:
         torch_layout, _ = locate_view(self._eager.layouts, one.spec, source)
         if one is not other and source.dtype is target.dtype and torch_layout.is_whole:
             into, _ = locate_view(self._eager.layouts, other.spec, target)
-            if have_same_layout(source, target) and into.is_whole and not one.is_empty:
+            if have_same_layout(source, target) and into.is_whole and not one.is_empty and self._may_share(one, other):
                 other.share(one)
                 return
         self._eager.run(_COPY, (target, source), {})
+
+    def _may_share(self, one: DeviceStorage, other: DeviceStorage) -> bool:
+        """Whether a memory may have another one's buffer: not where it is sharded otherwise."""
+        wanted = self._find_sharding(other)
+        return wanted is None or self._find_sharding(one) == wanted
 
     def _copy_in(self, source: torch.Tensor, target: torch.Tensor) -> None:
         memory = self._memories.of(target)

@@ -9,7 +9,15 @@ import torch
 
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import DevicesDiffer, OnlyStrided
-from dynaxla.device.storage import DeviceStorage, DeviceStorages, HostSources, storage_of, stored_spec
+from dynaxla.device.storage import (
+    DeviceStorage,
+    DeviceStorages,
+    HostSources,
+    find_no_sharding,
+    find_sharding,
+    storage_of,
+    stored_spec,
+)
 from dynaxla.device.view_layout import memory_order
 from dynaxla.errors import ExecutionError
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -27,6 +35,7 @@ class CpuFallbackRunner:
         self._client = client
         self._memories = memories
         self._origins = HostSources()
+        self._find_sharding = find_no_sharding if client.mesh_devices is None else find_sharding
 
     def run(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the op gives of copies of its arguments, in which views share memory as they do on the device.
@@ -81,6 +90,10 @@ class CpuFallbackRunner:
         if spec.dtype is not array.dtype:
             array = array.contiguous().reshape(-1).view(torch.uint8)
         host = array.clone(memory_format=torch.contiguous_format)
+        sharding = self._find_sharding(memory) if memory.spec.shape == spec.shape else None
+        if sharding is not None:
+            memory.rebind(self._client.mesh_devices.put(host, sharding), spec, made_by)
+            return
         memory.rebind(upload_readonly(self._client, host), spec, made_by)
         self._origins.keep(memory, host)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from dynaxla.device.registration import use
+from dynaxla.device.sharding import shard
 from dynaxla.errors import OptionError
+from dynaxla.mesh import Mesh
 from dynaxla.torch_api.pytree import tree_map_only
+from dynaxla.types import DEVICE_TYPE
 
 _POLL_S = 0.1
 
@@ -25,18 +29,28 @@ class DeviceLoader:
     Args:
         loader: a `DataLoader` or whatever else gives batches: tensors, or dicts, lists, tuples and named tuples of them.
         ahead: how many batches lie on the device beyond the one that is worked on.
+        mesh: the mesh over which tensors are split along their first dim; None: they come to one device. Tensors without dims
+            come to every device.
+        axis: the axis of the mesh, or axes.
 
     Raises:
         OptionError: `ahead` is less than 1.
+        ShardingError: the mesh has no such axis; where a batch would have come: the axis does not divide it.
     """
 
-    def __init__(self, loader: Iterable[Any], ahead: int = 2) -> None:
+    def __init__(
+        self, loader: Iterable[Any], ahead: int = 2, *, mesh: Mesh | None = None, axis: str | tuple[str, ...] = "data"
+    ) -> None:
         if ahead < 1:
             raise OptionError(
                 f"ahead={ahead} batches", "give 1 or more; without a loader of this kind there is none ahead"
             )
         self._loader = loader
         self._ahead = ahead
+        self._move: Callable[[torch.Tensor], torch.Tensor] = _to_device
+        if mesh is not None:
+            mesh.count((axis,) if isinstance(axis, str) else axis)
+            self._move = partial(_to_mesh, mesh, axis)
 
     def __len__(self) -> int:
         """Raises TypeError if the loader has no length."""
@@ -48,7 +62,7 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Raises whatever the loader raises, where its batch would have come."""
-        ahead = _Ahead(self._loader, self._ahead)
+        ahead = _Ahead(self._loader, self._ahead, self._move)
         try:
             yield from ahead.batches()
         finally:
@@ -58,9 +72,10 @@ class DeviceLoader:
 class _Ahead:
     """One iteration."""
 
-    def __init__(self, loader: Iterable[Any], most: int) -> None:
+    def __init__(self, loader: Iterable[Any], most: int, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        use()
         self._loader = loader
-        self._device = use()
+        self._move = move
         self._found: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(most)
         self._grad = torch.is_grad_enabled()
         self.left = threading.Event()
@@ -79,7 +94,7 @@ class _Ahead:
         try:
             with torch.set_grad_enabled(self._grad):
                 for batch in self._loader:
-                    self._give(tree_map_only(torch.Tensor, self._moved, batch), None)
+                    self._give(tree_map_only(torch.Tensor, self._move, batch), None)
                     if self.left.is_set():
                         return
             error: BaseException = StopIteration()
@@ -87,11 +102,16 @@ class _Ahead:
             error = raised
         self._give(None, error)
 
-    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
-
     def _give(self, batch: Any, error: BaseException | None) -> None:
         while not self.left.is_set():
             with suppress(queue.Full):
                 self._found.put((batch, error), timeout=_POLL_S)
                 return
+
+
+def _to_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(DEVICE_TYPE, non_blocking=True)
+
+
+def _to_mesh(mesh: Mesh, axis: str | tuple[str, ...], tensor: torch.Tensor) -> torch.Tensor:
+    return shard(tensor, mesh, (axis,) if tensor.dim() else ())

@@ -14,6 +14,7 @@ from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dynamic_op_calls import DynamicCall, DynamicOpRunner
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
 from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.lazy_mode import LazyMode
 from dynaxla.device.op_call import Lyings, OpInvocation
 from dynaxla.device.op_programs import (
@@ -25,15 +26,16 @@ from dynaxla.device.op_programs import (
     TracedOp,
 )
 from dynaxla.device.op_results import bind_writes, collect_returns, resize_output, share_results, wrap_output
-from dynaxla.device.padded_buffers import BufferCopies
+from dynaxla.device.padded_buffers import make_copies
 from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
 from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarnings, split_sizes
-from dynaxla.device.storage import DeviceStorage, DeviceStorages
+from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import DynaxlaError, ExecutionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.mesh_devices import MeshDevices
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.frames import user_line
@@ -91,7 +93,7 @@ class OpDispatcher:
         self._seed = seed
         self.checks = ValueChecks(builder.client)
         self.vectors = ScalarBuffers(builder.client)
-        self.corners = BufferCopies(builder.client)
+        self.corners = make_copies(builder.client)
         self.layouts: Lyings = {}
         self.fused = LazyMode(builder, recorder)
         self._programs: ProgramCache[Hashable, Any] = ProgramCache(MOST_PROGRAMS, recorder)
@@ -320,3 +322,46 @@ class OpDispatcher:
 
     def _tensor(self, made: ProgramOutput, memory: DeviceStorage) -> torch.Tensor:
         return self._memories.tensor(memory, made.tensor, made.strides)
+
+
+class ShardedOpDispatcher(OpDispatcher):
+    """Runs calls of ops in a process that has several devices."""
+
+    def _bound(
+        self,
+        program: OpProgramSignature,
+        given: Sequence[Any],
+        results: Sequence[Any],
+        call: OpInvocation,
+        made_by: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        devices: MeshDevices = self._client.mesh_devices
+        if devices.in_use:
+            results = _place_results(devices, program, results, call)
+        return super()._bound(program, given, results, call, made_by, args, kwargs)
+
+
+def _place_results(
+    devices: MeshDevices, program: OpProgramSignature, results: Sequence[Any], call: OpInvocation
+) -> Sequence[Any]:
+    """The results. Those that are written somewhere are sharded as what they replace, and those of `zeros_like` and its like,
+    of which XLA knows nothing, as the operand of their shape."""
+    placed = list(results)
+    first = len(program.outputs) - len(program.writes)
+    is_like = "_like" in call.known.name
+    for number, made in enumerate(program.outputs):
+        place = made.source.result
+        if place is None or type(placed[place]) is LazyBuffer:
+            continue
+        wanted = None
+        if number >= first:
+            write = program.writes[number - first]
+            wanted = None if write.resized else find_sharding(call.memories[write.memory])
+        elif is_like:
+            alike = (memory for memory in call.memories if memory.spec.shape == made.array.shape)
+            wanted = next((found for found in map(find_sharding, alike) if found is not None), None)
+        if wanted is not None:
+            placed[place] = devices.reshard(placed[place], wanted)
+    return placed

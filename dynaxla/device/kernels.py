@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
@@ -19,7 +20,7 @@ from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
-from dynaxla.device.storage import DeviceStorage, DeviceStorages, stored_spec
+from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding, stored_spec
 from dynaxla.device.supported_ops import refuse_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -88,7 +89,7 @@ class DeviceKernels:
             self.kernels.add_sizes(op, function)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
-        for op in (RECURRENCE, RECURRENCE_BACKWARD):
+        for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
             self.kernels.add_own(op, self._kernel(op))
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
@@ -99,6 +100,8 @@ class DeviceKernels:
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
         views = {op: get_meta_kernel(op) for op in VIEWS}
         views |= {op: get_composite_kernel(op) for op in (*UNSAFE_VIEWS, *EMPTY)}
+        if self._client.mesh_devices is not None:
+            views[aten.empty_like.default] = partial(self._empty_like, views[aten.empty_like.default])
         return {
             **views,
             aten.as_strided.default: self._as_strided,
@@ -191,6 +194,15 @@ class DeviceKernels:
         if _fills_new_memory() and spec.nbytes:
             self._host.fill(memory, _new_elements(array.shape, array.dtype), "an empty tensor")
         return self._memories.tensor(memory, spec, strides)
+
+    def _empty_like(self, make: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """An empty tensor that is sharded as another one: zeros, as a memory without elements has no sharding."""
+        made = make(x, **options)
+        if DEVICE_TYPE in (x.device.type, made.device.type) and x.device == made.device:
+            wanted, memory = find_sharding(self._memories.of(x)), self._memories.of(made)
+            if wanted is not None and memory.spec.shape == self._memories.of(x).spec.shape:
+                memory.rebind(self._client.mesh_devices.put_zeros(memory.spec, wanted))
+        return made
 
     def _as_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None

@@ -24,6 +24,7 @@ from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes
 from dynaxla.passes.pass_order import FOR_ONE_CALL
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.miss_policy import FunctionPolicy
+from dynaxla.programs.sharded_program import compile_for_devices
 from dynaxla.programs.specialize import specialize
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
@@ -157,7 +158,8 @@ class OpProgramBuilder:
             LoweringError, LinkError, CompileError: it has none.
         """
         builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
-        return builder.pipeline(traced.table, self._setting(), self._dump()).compile(graph, CompileTiming())
+        pipeline = builder.pipeline(traced.table, self._setting(), self._dump())
+        return compile_for_devices(pipeline, graph, CompileTiming())
 
     def _or_on_host(self, known: FunctionalForm, make: Callable[[], T]) -> T | CpuFallback:
         try:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dynaxla.lowering.call_graph import mlir_type
+from dynaxla.lowering.call_graph import mlir_mesh, mlir_sharding, mlir_type
+from dynaxla.mesh import Sharding
 from dynaxla.options import Options
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
+from dynaxla.runtime.loaded_executables import PjrtExecutable
+from dynaxla.runtime.mesh_devices import MeshDevices, is_sharded, sharding_of
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import buffer_spec, host_view, upload_readonly
 from dynaxla.types import TensorSpec
@@ -96,14 +99,59 @@ class BufferCopies:
         return program.run([buffer])[0]
 
 
-def _program(given: TensorSpec, made: TensorSpec) -> bytes:
-    """From an array to another: its corner, or it in a corner. Nothing is donated, so no result is a parameter's memory."""
+class ShardedBufferCopies(BufferCopies):
+    """Copies buffers of one device as `BufferCopies` does, and sharded ones by programs over their mesh."""
+
+    def __init__(self, client: PjrtClient, devices: MeshDevices) -> None:
+        super().__init__(client)
+        self._devices = devices
+        self._sharded: ProgramCache[tuple[TensorSpec, TensorSpec, Sharding], PjrtExecutable] = ProgramCache(
+            MOST_PROGRAMS
+        )
+
+    def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        return self._run(buffer, sizes) if is_sharded(buffer) else super()._moved(buffer, sizes)
+
+    def _run(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
+        sharding = sharding_of(buffer)
+        if sharding is None:
+            return super()._run(buffer, sizes)
+        spec = buffer_spec(buffer)
+        made = replace(spec, shape=tuple(sizes))
+        program = self._sharded.get_or_make((spec, made, sharding), lambda: self._compile(spec, made, sharding))
+        return program.run([buffer])[0]
+
+    def _compile(self, spec: TensorSpec, made: TensorSpec, sharding: Sharding) -> PjrtExecutable:
+        kept = sharding.keep_divisible(made.shape)
+        text = _program(spec, made, (sharding, kept))
+        program = self._client.compile(text, Options().compile_limits, sharding.mesh.size)
+        self._devices.set_results(program, [made], sharding.mesh)
+        return program
+
+
+def make_copies(client: PjrtClient) -> BufferCopies:
+    """What copies the buffers of a client."""
+    devices = client.mesh_devices
+    return BufferCopies(client) if devices is None else ShardedBufferCopies(client, devices)
+
+
+def _program(given: TensorSpec, made: TensorSpec, shardings: tuple[Sharding, Sharding] | None = None) -> bytes:
+    """From an array to another: its corner, or it in a corner. Nothing is donated, so no result is a parameter's memory.
+
+    Args:
+        shardings: of the two, over one mesh.
+    """
     value, result = mlir_type(given), mlir_type(made)
+    mesh, placed = "", ("", "")
+    if shardings is not None:
+        mesh = mlir_mesh(shardings[0].mesh)
+        placed = tuple(f" {{sdy.sharding = #sdy.sharding{mlir_sharding(each)}}}" for each in shardings)  # type: ignore[assignment]
     high = ", ".join(str(new - old) for old, new in zip(given.shape, made.shape, strict=True))
     none = ", ".join("0" for _ in given.shape)
     element = mlir_type(TensorSpec((), given.dtype))
     lines = [
-        f"module {{ func.func public @main(%a: {value}) -> {result} {{",
+        f"module {{ {mesh}",
+        f"  func.func public @main(%a: {value}{placed[0]}) -> ({result}{placed[1]}) {{",
         f"  %zero = stablehlo.constant dense<{_zero(given.dtype)}> : {element}",
         f"  %0 = stablehlo.pad %a, %zero, low = [{none}], high = [{high}], interior = [{none}]"
         f" : ({value}, {element}) -> {result}",

@@ -15,15 +15,16 @@ from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled_graphs import DeviceClient
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.device_module import DeviceModule, Generator
-from dynaxla.device.dispatcher import OpDispatcher
+from dynaxla.device.dispatcher import OpDispatcher, ShardedOpDispatcher
 from dynaxla.device.kernels import DeviceKernels
 from dynaxla.device.lazy_mode import LazyMode
 from dynaxla.device.op_programs import OpProgramBuilder
-from dynaxla.device.storage import DeviceStorages
+from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
 from dynaxla.errors import OptionError, TargetError
 from dynaxla.options import Options, check_device_mode
-from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.mesh_devices import MeshDevices
+from dynaxla.runtime.pjrt_clients import PjrtClient, many_cpus
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
@@ -63,6 +64,11 @@ class RegisteredDevice:
     eager: OpDispatcher
     kernels: DeviceKernels
 
+    def count_devices(self) -> int:
+        """The number of devices that meshes can have."""
+        devices = self.client.mesh_devices
+        return 1 if devices is None else len(devices.devices)
+
 
 @dataclass(slots=True)
 class _Choice:
@@ -75,25 +81,29 @@ def _choice() -> _Choice:
     return _Choice()
 
 
-def use(platform: str | os.PathLike[str] | None = None) -> torch.device:
+def use(platform: str | os.PathLike[str] | None = None, *, devices: int | None = None) -> torch.device:
     """Makes `torch.device("dynaxla")` the device of a platform, for as long as the process lives; nothing the second time.
 
     Args:
         platform: "tpu", "tpu:1", "cuda", "cpu", or a PJRT plugin's name or file; None: what DYNAXLA_PLATFORM says, else the
             best one that is here: tpu, cuda, cpu.
+        devices: of the CPU: as how many devices the processor is shown, for meshes (`dynaxla.make_mesh`); None: as many as
+            XLA_FLAGS says, else one. Of other platforms all devices are there for meshes if `platform` has no number.
 
     Raises:
-        OptionError: the process uses another platform, or another package's device.
-        TargetError: the platform is not here.
+        OptionError: the process uses another platform, another number of devices, or another package's device.
+        TargetError: the platform is not here, or has another number of devices.
     """
     choice = _choice()
     with choice.lock:
         named = os.environ.get(PLATFORM_VARIABLE) if platform is None else os.fspath(platform)
         if choice.device is None:
-            choice.device = _start(named)
+            choice.device = _start(named, devices)
         elif named is not None and _full(named) != _full(choice.device.platform):
             hint = "choose it once, where the program begins"
             raise OptionError(f"the process uses {choice.device.platform}, not {named}", hint)
+        elif devices is not None and devices != (count := choice.device.count_devices()):
+            raise OptionError(f"the process uses {count} devices, not {devices}", "choose where the program begins")
     return torch.device(DEVICE_TYPE)
 
 
@@ -147,16 +157,17 @@ def _full(platform: str) -> str:
     return platform if ":" in platform or platform == "cpu" else f"{platform}:0"
 
 
-def _start(named: str | None) -> RegisteredDevice:
+def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     taken = get_registered_device_type()
     if taken is not None:
         hint = "torch has one such device per process"
         raise OptionError(f"the device {taken!r} is in use, of another package", hint)
-    platform, client = _connected(named)
+    platform, client = _connected(named, devices)
     shared, memories, generator = process(), DeviceStorages(), Generator()
     host = CpuFallbackRunner(client, memories)
     builder = OpProgramBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
-    eager = OpDispatcher(builder, memories, shared.recorder, host, generator.seed)
+    several = client.mesh_devices is not None
+    eager = (ShardedOpDispatcher if several else OpDispatcher)(builder, memories, shared.recorder, host, generator.seed)
     kernels = DeviceKernels(client, memories, eager, host)
     module = DeviceModule(client, memories, generator, eager.force)
     register_device_type(DEVICE_TYPE, module)
@@ -173,32 +184,51 @@ def _start(named: str | None) -> RegisteredDevice:
     mark_calls_in_profiles_alone()
     answer_for_accelerator(module)
     set_printer(lambda tensor: tensor.detach().cpu())
+    if several:
+        client.mesh_devices.on_replicated = memories.exchange
+        client.mesh_devices.find_sharding = lambda tensor: find_sharding(memories.of(tensor))
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
     return RegisteredDevice(platform, client, memories, eager, kernels)
 
 
-def _connected(named: str | None) -> tuple[str, PjrtClient]:
+def _connected(named: str | None, devices: int | None) -> tuple[str, PjrtClient]:
     """The platform and its client: that which is named, or the best that is here.
 
     Raises:
         TargetError: it is not here, or only to compile for.
     """
     if named is not None:
-        return named, _client(named)
+        return named, _client(named, devices)
     for platform in _likely():
         try:
-            return platform, _client(platform)
+            return platform, _client(platform, devices)
         except TargetError:
             continue
-    return "cpu", _client("cpu")
+    return "cpu", _client("cpu", devices)
 
 
-def _client(platform: str) -> PjrtClient:
+def _client(platform: str, devices: int | None) -> PjrtClient:
+    """
+    Raises:
+        TargetError: the platform is not here, or has not so many devices.
+    """
     client = connect(find_target(platform))
     assert isinstance(client, PjrtClient)
+    count = 1 if _names_one(platform) else len(client.list_devices())
+    if platform == "cpu" and (wanted := devices or count) > 1:
+        client, count = many_cpus(wanted), wanted  # graphs of host tensors keep theirs
+    if devices not in (None, count):
+        raise TargetError(f"{platform} has {count} devices, not {devices}", "name no number of devices, or the CPU")
+    if count > 1:
+        client.read_sharded_by(MeshDevices(client))
     return client
+
+
+def _names_one(platform: str) -> bool:
+    """Whether a name is that of one device of its platform."""
+    return platform.rpartition(":")[2].isdecimal()
 
 
 def _likely() -> list[str]:

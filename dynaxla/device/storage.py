@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakSet, ref
 
@@ -13,8 +13,10 @@ from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.padded_buffers import PaddedBuffer
 from dynaxla.errors import ExecutionError, ForkError
 from dynaxla.isolation.forking import new_lock, notify_after_fork
+from dynaxla.mesh import Sharding
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.mesh_devices import sharding_of
 from dynaxla.runtime.transfers import buffer_bytes
 from dynaxla.torch_api.private_device import attach_memory, get_attached_memory, set_view_metadata, tensor_at
 from dynaxla.types import TensorSpec
@@ -81,6 +83,11 @@ class DeviceStorage:
         if self._whole is None and self.corner is not None:
             self._whole = self.corner.cut()
         return self._buffer_in(self._whole)
+
+    @property
+    def whole(self) -> Buffer | LazyBuffer | None:
+        """As `held`, but nothing is cut out of a larger buffer."""
+        return self._whole
 
     @property
     def held(self) -> Buffer | LazyBuffer | None:
@@ -155,6 +162,20 @@ class DeviceStorage:
             watcher = each()
             if watcher is not None:
                 watcher.on_write()
+
+    def exchange(self, replaced: Mapping[int, Buffer]) -> None:
+        """Has another buffer with the same values, where its own was replicated.
+
+        Args:
+            replaced: by the identity of a buffer, what it is now.
+        """
+        buffer = replaced.get(id(self._whole))
+        if buffer is not None:
+            self._whole, self.origin, self.is_kept = buffer, None, True
+            for each in self._watchers:
+                watcher = each()
+                if watcher is not None:
+                    watcher.on_write()
 
     def share(self, other: DeviceStorage) -> None:
         """Takes the buffer and the spec of another memory."""
@@ -265,6 +286,11 @@ class DeviceStorages:
         """Of all buffers; one that several memories have is counted once."""
         return sum({place: size for memory in self for place, size in memory.sizes_held.items()}.values())
 
+    def exchange(self, replaced: Mapping[int, Buffer]) -> None:
+        """Has memories hold what their buffers were replicated to."""
+        for memory in self:
+            memory.exchange(replaced)
+
     def of(self, tensor: torch.Tensor) -> DeviceStorage:
         """The memory of a device tensor; also of one that torch made of the address of another's storage.
 
@@ -318,3 +344,16 @@ def storage_of(tensor: torch.Tensor) -> DeviceStorage:
     found = get_attached_memory(tensor.untyped_storage())
     assert isinstance(found, DeviceStorage)
     return found
+
+
+def find_sharding(memory: DeviceStorage) -> Sharding | None:
+    """How a memory's array is sharded; None if it is on one device, in a larger buffer, or not computed yet."""
+    buffer = memory.whole
+    if type(buffer) is LazyBuffer:
+        buffer = buffer.known
+    return None if buffer is None else sharding_of(buffer)
+
+
+def find_no_sharding(memory: DeviceStorage) -> Sharding | None:
+    """None: what a process with one device has in the place of `find_sharding`."""
+    return None

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.errors import LoweringError
+from dynaxla.mesh import Mesh, Sharding
 from dynaxla.torch_api.overloads import OpOverload, stable_name
 from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 from dynaxla.types import DONATED, DTYPE_NAMES, TensorSpec
@@ -88,6 +89,21 @@ Value: TypeAlias = tuple[Handle, int]
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSharding:
+    """How the values of a graph are sharded over a mesh.
+
+    Attributes:
+        mesh: the mesh.
+        inputs: the sharding of each input.
+        results: the sharding of each result; None: XLA chooses.
+    """
+
+    mesh: Mesh
+    inputs: tuple[Sharding, ...]
+    results: tuple[Sharding | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CallGraph:
     """A static graph.
 
@@ -97,6 +113,7 @@ class CallGraph:
         results: the returned values.
         distinct: the distinct calls by key, each with one node that makes it.
         donated: indices of the inputs that are donated, each with the index of the result that reuses its memory.
+        sharding: of the inputs and results; None: the program is for one device.
     """
 
     inputs: Mapping[Handle, TensorSpec]
@@ -104,6 +121,7 @@ class CallGraph:
     results: tuple[Value, ...]
     distinct: Mapping[str, tuple[OpCall, Node]]
     donated: Mapping[int, int] = field(default_factory=dict)
+    sharding: GraphSharding | None = None
 
     @property
     def listing(self) -> tuple[object, ...]:
@@ -114,6 +132,7 @@ class CallGraph:
             tuple((call.key, tuple((numbers[n], i) for n, i in given)) for call, given in self.calls.values()),
             tuple((numbers[n], i) for n, i in self.results),
             *([tuple(self.donated.items())] if self.donated else []),
+            *([self.sharding] if self.sharding is not None else []),
         )
 
     @property
@@ -162,6 +181,18 @@ def _position(call: OpCall, index: int) -> int:
 def mlir_type(spec: TensorSpec) -> str:
     """The MLIR text of a tensor's type."""
     return f"tensor<{''.join(f'{n}x' for n in spec.shape)}{_ELEMENTS[spec.dtype]}>"
+
+
+def mlir_sharding(sharding: Sharding) -> str:
+    """The MLIR text of a sharding over the module's mesh, which has the symbol @mesh."""
+    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in sharding.dims)
+    return f"<@mesh, [{dims}]>"
+
+
+def mlir_mesh(mesh: Mesh) -> str:
+    """The MLIR text that declares a module's mesh."""
+    axes = ", ".join(f'"{axis}"={size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    return f"  sdy.mesh @mesh = <[{axes}]>"
 
 
 def _types(specs: tuple[TensorSpec, ...]) -> str:

@@ -49,6 +49,50 @@ def keep_reductions_apart(mlir: StablehloModules, module: Module) -> None:
             _round(mlir, reducer)
 
 
+def carry_nan(mlir: StablehloModules, module: Module) -> None:
+    """Has maxima and minima be NaN where an element is, by a reduction of their own.
+
+    The collectives of XLA's CPU client drop NaN in maxima and minima, and know no other reducers than plain ones.
+    """
+    for operation in list(walk(module.operation)):
+        reducer = _reducer(mlir, operation) if operation.name == "stablehlo.reduce" else None
+        if reducer is not None and reducer.name in _COMPARISONS:
+            _restore_nan(mlir, operation)
+
+
+def _restore_nan(mlir: StablehloModules, extreme: Operation) -> None:
+    ir = mlir.ir
+    result, at = extreme.results[0], ir.InsertionPoint.after(extreme)
+    flag = ir.IntegerType.get_signless(1)
+    scalar = ir.RankedTensorType.get([], flag)
+    element = ir.RankedTensorType(result.type).element_type
+
+    def make(name: str, shape: Sequence[int], kind: Any, *operands: Value, **attributes: object) -> Operation:
+        made = ir.RankedTensorType.get(shape, kind)
+        return ir.Operation.create(f"stablehlo.{name}", [made], operands, attributes=attributes, ip=at)
+
+    operand = extreme.operands[0]
+    differs = mlir.stablehlo.ComparisonDirectionAttr.get("NE")
+    nan = make("compare", _shape(mlir, operand), flag, operand, operand, comparison_direction=differs)
+    none = make("constant", [], flag, value=ir.DenseElementsAttr.get_splat(scalar, ir.BoolAttr.get(False)))
+    any_nan = ir.Operation.create(
+        "stablehlo.reduce",
+        [ir.RankedTensorType.get(_shape(mlir, result), flag)],
+        [nan.result, none.result],
+        attributes={"dimensions": extreme.attributes["dimensions"]},
+        regions=1,
+        ip=at,
+    )
+    block = ir.Block.create_at_start(any_nan.regions[0], [scalar, scalar])
+    inside = ir.InsertionPoint(block)
+    either = ir.Operation.create("stablehlo.or", [scalar], list(block.arguments), ip=inside)
+    ir.Operation.create("stablehlo.return", operands=[either.result], ip=inside)
+    splat = ir.DenseElementsAttr.get_splat(result.type, ir.FloatAttr.get(element, math.nan))
+    filled = make("constant", _shape(mlir, result), element, value=splat)
+    chosen = make("select", _shape(mlir, result), element, any_nan.result, filled.result, result)
+    result.replace_all_uses_except(chosen.result, chosen)
+
+
 def has_reductions(module: Module) -> bool:
     """Whether `keep_reductions_apart` might change the module at other sizes."""
     return any(operation.name in _REDUCTIONS for operation in walk(module.operation))

@@ -62,6 +62,11 @@ def trace_divisions(mlir: StablehloModules, module: Module) -> DivisionFlow:
     )
 
 
+def veil_by_replica(text: str) -> str:
+    """The text of a function for a program on a mesh, where a partition's number is no zero, and that of the one replica is."""
+    return text.replace("stablehlo.partition_id ", "stablehlo.replica_id ")
+
+
 def keep_divisions(mlir: StablehloModules, module: Module, *, returned: bool) -> None:
     """Keeps XLA from rewriting float divisions whose quotient may reach a step op or, with `returned`, the function's result.
 

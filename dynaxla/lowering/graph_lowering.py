@@ -68,7 +68,11 @@ class GraphLowering:
             if not self.choice.has_body(node):
                 raise LoweringError(f"torch-mlir fails on a call of {call.target}, which has no body")
         with self.tracing:
-            return found | self._by_bodies([call for call, _ in left.values()])
+            found |= self._by_bodies([call for call, _ in left.values()])
+            if graph.sharding is None:
+                return found
+            finisher = self._finisher
+            return {key: finisher.finish_for_mesh(found[key], call) for key, (call, _) in graph.distinct.items()}
 
     def _by_torch_mlir(self, calls: Calls) -> dict[str, StablehloFunction]:
         table, failures = self.choice.table, self.choice.failures

@@ -1,15 +1,22 @@
 """Links a graph of calls and the functions of these calls to one pure StableHLO module, ready for any PJRT compiler.
 
-The module is text: a `main` that consists of calls, and the functions as they are cached.
+The module is text: a `main` that consists of calls, and the functions as they are cached. The module of a program on a mesh has
+Shardy's annotations: the mesh, the shardings of arguments and of results where they are known, and constraints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaxla.lowering.call_graph import CallGraph, Handle, Value, mlir_type
+import torch
+
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD, read_spec
+from dynaxla.errors import ShardingError
+from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
+from dynaxla.mesh import Mesh, Sharding
+from dynaxla.types import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,7 @@ class LinkedModule:
     """A linked module.
 
     Attributes:
-        text: pure StableHLO.
+        text: StableHLO, and Shardy's annotations where it is for a mesh.
     """
 
     text: str
@@ -29,12 +36,22 @@ class LinkedModule:
 
 
 def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> LinkedModule:
-    """Links a graph with the functions of its calls, given by key."""
+    """Links a graph with the functions of its calls, given by key.
+
+    Raises:
+        ShardingError: a constraint names an axis that the graph's mesh lacks.
+    """
     exact = _exact(graph, functions)
+    mesh = None if graph.sharding is None else graph.sharding.mesh
     called: dict[str, str] = {}
     names = {value: f"%arg{i}" for i, value in enumerate((each, 0) for each in graph.inputs)}
     lines: list[str] = []
     for number, (node, (call, operands)) in enumerate(graph.calls.items()):
+        constraint = None if mesh is None else _find_constraint(graph, call, operands, mesh)
+        if constraint is not None:
+            lines.append(f"    %{number} = {_constraint(call.tensors[0], names[operands[0]], constraint)}")
+            names[node, 0] = f"%{number}"
+            continue
         function = functions[call.key]
         name, text = (function.exact_name, function.exact) if node in exact else (function.name, function.text)
         called[name] = text
@@ -43,16 +60,85 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> Linked
         assigned = f"%{number}{several} = " if call.tensors else ""
         lines.append(f"    {assigned}func.call @{name}({given}) : {call.type}")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
-    head = ", ".join(f"%arg{i}: {mlir_type(s)}{_taken(graph, i)}" for i, s in enumerate(graph.inputs.values()))
     types = ", ".join(map(mlir_type, graph.result_specs))
     returned = f"    return {', '.join(names[value] for value in graph.results)} : {types}" if types else "    return"
-    main = "\n".join([f"  func.func public @main({head}) -> ({types}) {{", *lines, returned, "  }"])
-    return LinkedModule("\n".join(["module {", main, *called.values(), "}", ""]))
+    main = "\n".join(
+        [f"  func.func public @main({_arguments(graph)}) -> ({_results(graph)}) {{", *lines, returned, "  }"]
+    )
+    declared = [] if mesh is None else [mlir_mesh(mesh)]
+    return LinkedModule("\n".join([_head(mesh), *declared, main, *called.values(), "}", ""]))
 
 
-def _taken(graph: CallGraph, index: int) -> str:
-    """The argument attribute that donates an input's memory to a result (`tf.aliasing_output`, as JAX writes it)."""
-    return f" {{tf.aliasing_output = {graph.donated[index]} : i32}}" if index in graph.donated else ""
+def _head(mesh: Mesh | None) -> str:
+    if mesh is None:
+        return "module {"
+    return f"module attributes {{mhlo.num_partitions = {mesh.size} : i32, mhlo.num_replicas = 1 : i32}} {{"
+
+
+def _arguments(graph: CallGraph) -> str:
+    """The arguments of `main` with their attributes: `tf.aliasing_output`, as JAX writes it, donates an input's memory to a
+    result."""
+    head = []
+    for index, spec in enumerate(graph.inputs.values()):
+        taken = [f"tf.aliasing_output = {graph.donated[index]} : i32"] if index in graph.donated else []
+        attributes = _placed(None if graph.sharding is None else graph.sharding.inputs[index]) + taken
+        head.append(f"%arg{index}: {mlir_type(spec)}{_braced(attributes)}")
+    return ", ".join(head)
+
+
+def _results(graph: CallGraph) -> str:
+    shardings = [None] * len(graph.results) if graph.sharding is None else graph.sharding.results
+    typed = zip(map(mlir_type, graph.result_specs), shardings, strict=True)
+    return ", ".join(f"{its_type}{_braced(_placed(sharding))}" for its_type, sharding in typed)
+
+
+def _placed(sharding: Sharding | None) -> list[str]:
+    return [] if sharding is None else [f"sdy.sharding = #sdy.sharding{mlir_sharding(sharding)}"]
+
+
+def _braced(attributes: list[str]) -> str:
+    return f" {{{', '.join(attributes)}}}" if attributes else ""
+
+
+def _find_constraint(graph: CallGraph, call: OpCall, operands: Sequence[Value], mesh: Mesh) -> Sharding | None:
+    """The sharding that a call gives its operand; None if it is no such call, or what it names is no argument.
+
+    Raises:
+        ShardingError: a constraint names an axis that the mesh lacks.
+    """
+    if call.target is CONSTRAIN_LIKE:
+        return _sharding_of_argument(graph, operands[1])
+    if call.target not in (CONSTRAIN, UNSHARD):
+        return None
+    text = next(leaf for leaf in call.leaves if isinstance(leaf, str))
+    if call.target is UNSHARD:
+        given = _sharding_of_argument(graph, operands[0])
+        return None if given is None else given.drop_axis(text)
+    (spec,) = call.operands
+    sharding = Sharding(mesh, read_spec(text, len(spec.shape)))
+    try:
+        mesh.count([axis for dim in sharding.dims for axis in dim])
+    except ShardingError as error:
+        raise ShardingError(f"constrain(x, {sharding.spec}) of a {spec}: {error.explanation}", error.hint) from error
+    return sharding
+
+
+def _sharding_of_argument(graph: CallGraph, value: Value) -> Sharding | None:
+    """How an argument, or an argument with its dims permuted, is sharded."""
+    assert graph.sharding is not None
+    handle, _ = value
+    if handle in graph.inputs:
+        return graph.sharding.inputs[list(graph.inputs).index(handle)]
+    call, operands = graph.calls[handle]
+    if call.target is not torch.ops.aten.permute.default:
+        return None
+    given = _sharding_of_argument(graph, operands[0])
+    order = [leaf for leaf in call.leaves if isinstance(leaf, int)]
+    return None if given is None else given.permute([dim % len(order) for dim in order])
+
+
+def _constraint(spec: TensorSpec, operand: str, sharding: Sharding) -> str:
+    return f"sdy.sharding_constraint {operand} {mlir_sharding(sharding)} : {mlir_type(spec)}"
 
 
 def _exact(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> set[Handle]:

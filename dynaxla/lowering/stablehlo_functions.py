@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dynaxla.lowering.call_graph import OpCall, mlir_type
-from dynaxla.lowering.cpu_reductions import has_reductions, keep_reductions_apart
-from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions
+from dynaxla.lowering.cpu_reductions import carry_nan, has_reductions, keep_reductions_apart
+from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
@@ -57,8 +57,14 @@ class FunctionFinisher:
     platform: str
     precision: str | None
 
-    def finish(self, module: Module, symbol: str, call: OpCall) -> StablehloFunction | None:
-        """Finishes the function of a call in a module. Returns None if its type does not match torch's tensors."""
+    def finish(
+        self, module: Module, symbol: str, call: OpCall, *, is_for_mesh: bool = False
+    ) -> StablehloFunction | None:
+        """Finishes the function of a call in a module. Returns None if its type does not match torch's tensors.
+
+        Args:
+            is_for_mesh: whether programs over several devices call it, whose collectives apply its reducers, too.
+        """
         functions = {self.mlir.symbol_name(f): f for f in module.body.operations}
         if not self._has_type(functions[symbol], call):
             return None
@@ -69,17 +75,27 @@ class FunctionFinisher:
             unfinished = _text(plain) if has_reductions(plain) else ""
             flow = trace_divisions(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
-            keep_reductions_apart(self.mlir, plain)
+            (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, plain)
             if not flow.quotients:
                 return StablehloFunction(call.name, _text(plain), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
-            keep_reductions_apart(self.mlir, exact)
+            (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, exact)
             return StablehloFunction(call.name, _text(plain), _text(exact), flow, unfinished)
 
     def finish_text(self, unfinished: str, call: OpCall) -> StablehloFunction | None:
         """Finishes the function of a call from its unfinished text."""
         return self.finish(self.mlir.parse(f"module {{\n{unfinished}\n}}"), call.name, call)
+
+    def finish_for_mesh(self, function: StablehloFunction, call: OpCall) -> StablehloFunction:
+        """The function as a program over several devices takes it: with plain reducers, which collectives apply, too.
+
+        What the library would compute otherwise than XLA, `runtime/xla.py` finds in the compiled program.
+        """
+        if function.unfinished:
+            module = self.mlir.parse(f"module {{\n{function.unfinished}\n}}")
+            function = self.finish(module, call.name, call, is_for_mesh=True) or function
+        return replace(function, text=veil_by_replica(function.text), exact=veil_by_replica(function.exact))
 
     def _has_type(self, function: Operation, call: OpCall) -> bool:
         type_ = self.mlir.ir.FunctionType(self.mlir.ir.TypeAttr(function.attributes["function_type"]).value)

@@ -63,7 +63,7 @@ print(torch.compile(Graph(), backend="dynaxla", options={{"fallback": "error"}})
 '''
 _CHILDREN = {
     "torch-mlir": "from dynaxla.lowering.torch_mlir_passes import lower\nprint(lower(sys.stdin.buffer.read(), VERSION))",
-    "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(sys.stdin.buffer.read()))",
+    "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(xla.ModuleRequest(sys.stdin.buffer.read())))",
 }
 
 

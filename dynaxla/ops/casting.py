@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
@@ -27,6 +28,27 @@ _NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> jax.Array:
     del memory_format  # strides are restored when the value leaves the compiled part
     return self
+
+
+@OPS.op(CONSTRAIN, pad=elementwise_rules.elementwise)
+def constrain(x: jax.Array, spec: str) -> jax.Array:
+    """Gives its operand; `lowering/link.py` writes the constraint."""
+    del spec
+    return x
+
+
+@OPS.op(CONSTRAIN_LIKE, pad=elementwise_rules.elementwise)
+def constrain_like(x: jax.Array, reference: jax.Array) -> jax.Array:
+    """Gives its operand, as `constrain` does."""
+    del reference
+    return x
+
+
+@OPS.op(UNSHARD, pad=elementwise_rules.elementwise)
+def unshard(x: jax.Array, axis: str) -> jax.Array:
+    """Gives its operand, as `constrain` does."""
+    del axis
+    return x
 
 
 @OPS.op(aten.copy.default, pad=elementwise_rules.elementwise)

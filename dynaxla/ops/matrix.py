@@ -65,6 +65,7 @@ _FINDINGS_OF_SUMS = (Finding(Verdict.WRONG, WIDE_FLOATS, "NaN in self counts alt
     aten.bmm.default,
     aten.mv.default,
     aten.dot.default,
+    internal.BATCHED_PRODUCT,
     check=check_one_dtype,
     dtypes=NUMBERS,
     pad=matmul_rules.product,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.overloads import OpOverload, parameters
@@ -21,12 +22,17 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 def partition_saving_padded(
-    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **given: Any
+    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, placement: InputPlacement | None = None, **given: Any
 ) -> tuple[GraphModule, GraphModule]:
     """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
 
     Values that the forward keeps for the backward alone have `meta[SAVED]`.
+
+    Args:
+        placement: which inputs are on a mesh.
     """
+    if placement is not None:
+        placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)

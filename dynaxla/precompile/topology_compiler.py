@@ -57,7 +57,7 @@ class PackagingCache(ExecutableCache):
     def active(self) -> bool:
         return True
 
-    def find(self, key: Key, client: Client) -> Executable | None:
+    def find(self, key: Key, client: Client, partitions: int = 1) -> Executable | None:
         made = self.made.get(key.digest)
         return None if made is None else made.executable
 

@@ -6,6 +6,7 @@ The caller's process, the compile child and a compile for a target elsewhere all
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from torch.fx import Graph
 
@@ -15,6 +16,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.metadata import MetadataCache
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import CompiledProgram, ProgramMetadata
+from dynaxla.programs.sharded_program import compile_for_devices, make_shardable
 from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Executable
 from dynaxla.types import StaticGraph
@@ -42,7 +44,7 @@ class PartCompiler:
     def find(self, spec: ProgramSpec) -> CompiledProgram | None:
         """The program of a bucket or of exact sizes, if it is on disk."""
         metadata = self._metadata()
-        return self._find(metadata, metadata.key(self.graphs, spec))
+        return self._find(metadata, metadata.key(self.graphs, spec), spec)
 
     def compile(self, spec: ProgramSpec, timing: CompileTiming) -> CompiledProgram:
         """The program of a bucket or of exact sizes: loaded from disk, or compiled.
@@ -53,15 +55,17 @@ class PartCompiler:
         """
         metadata = self._metadata()
         key = metadata.key(self.graphs, spec)
-        found = self._find(metadata, key)
+        found = self._find(metadata, key, spec)
         if found is not None:
             return found
         static, outline = self.specialize(spec, timing)
         computes = any(
             source.result is not None for source in outline.outputs
         )  # else all are arguments or plain values
-        compiled = CompiledProgram(self.pipeline.compile(static.graph, timing) if computes else None, outline)
-        if key is not None:
+        compiled = CompiledProgram(
+            compile_for_devices(self.pipeline, static.graph, timing) if computes else None, outline
+        )
+        if key is not None and not self._is_sharded:
             metadata.put(key, compiled, self.pipeline.key_of(static.graph) if computes else None)
         return compiled
 
@@ -84,8 +88,8 @@ class PartCompiler:
 
     def find_fold(self) -> bool:
         """Loads the fold if it is on disk and not loaded yet; whether it is loaded. The part has one."""
-        if self.fold is None:
-            self.fold = self._find_fold() or self.pipeline.find(self._fold_graph(), fold=True)
+        if self.fold is None and not self._is_sharded:
+            self.fold = self._find_fold() or self._shardable_fold(self.pipeline.find(self._fold_graph(), fold=True))
         return self.fold is not None
 
     def compile_fold(self, timing: CompileTiming) -> Executable:
@@ -112,26 +116,39 @@ class PartCompiler:
         pipeline = self.pipeline
         return MetadataCache(pipeline.executables, pipeline.client, pipeline.choice.table, pipeline.options)
 
-    def _find(self, metadata: MetadataCache, key: Key | None) -> CompiledProgram | None:
-        """The stored program; None too where stages are dumped, which only a compile does."""
-        found = None if self.pipeline.dump.enabled else metadata.find(key)
-        if found is not None and found.executable is not None:
-            self.pipeline.recorder.add(loads=1)
-        return found
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the part's arguments may be sharded, so that a call says what is compiled."""
+        devices = self.pipeline.client.mesh_devices
+        return devices is not None and devices.in_use
+
+    def _find(self, metadata: MetadataCache, key: Key | None, spec: ProgramSpec) -> CompiledProgram | None:
+        """The stored program for one device; None too where stages are dumped, which only a compile does."""
+        found = None if self.pipeline.dump.enabled or self._is_sharded else metadata.find(key)
+        if found is None or found.executable is None:
+            return found
+        self.pipeline.recorder.add(loads=1)
+        made = make_shardable(self.pipeline, found.executable, lambda: self.specialize(spec, CompileTiming())[0].graph)
+        return replace(found, executable=made)
+
+    def _shardable_fold(self, executable: Executable | None) -> Executable | None:
+        return None if executable is None else make_shardable(self.pipeline, executable, self._fold_graph, fold=True)
 
     def _find_fold(self) -> Executable | None:
         """The fold that is stored under the part's name, for which its graph is not needed."""
         metadata = self._metadata()
-        found = None if self.pipeline.dump.enabled else metadata.find(metadata.fold_key(self.graphs))
-        if found is not None:
-            self.pipeline.recorder.add(fold_loads=1)
-        return None if found is None else found.executable
+        skipped = self.pipeline.dump.enabled or self._is_sharded
+        found = None if skipped else metadata.find(metadata.fold_key(self.graphs))
+        if found is None:
+            return None
+        self.pipeline.recorder.add(fold_loads=1)
+        return self._shardable_fold(found.executable)
 
     def _compile_fold(self, timing: CompileTiming) -> Executable:
         graph, metadata = self._fold_graph(), self._metadata()
-        executable = self.pipeline.compile(graph, timing, fold=True)
+        executable = compile_for_devices(self.pipeline, graph, timing, fold=True)
         key = metadata.fold_key(self.graphs)
-        if key is not None:
+        if key is not None and not self._is_sharded:
             metadata.put(key, CompiledProgram(executable, ProgramMetadata((), ())), self.pipeline.key_of(graph))
         return executable
 

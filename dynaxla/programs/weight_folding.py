@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.custom_ops.constrain import UNSHARD
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
@@ -112,7 +113,7 @@ def _is_foldable(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor):
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
+    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target is UNSHARD:  # which would be kept whole
         return False
     return all(isinstance(size, int) for size in value.shape)
 

@@ -49,16 +49,25 @@ class Client(Protocol):
     platform: str
     """JAX's name of the platform that programs are lowered for: "cpu", "cuda", "tpu", or a plugin's name."""
 
+    mesh_devices: Any
+    """`mesh_devices.MeshDevices`, by which its programs are sharded; None where that cannot be."""
+
     def prepare(self) -> None:
         """Announces that a module will be compiled soon, so that a compiler that starts slowly can be started."""
         ...
 
-    def compile(self, module: bytes, limits: Limits) -> Executable:
-        """Compiles a StableHLO module. Raises CompileError if XLA refuses it or, in a child, crashes or exceeds a limit."""
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> Executable:
+        """Compiles a StableHLO module, which is partitioned over so many devices.
+
+        Raises CompileError if XLA refuses it or, in a child, crashes or exceeds a limit.
+        """
         ...
 
-    def load(self, serialized: bytes) -> Executable:
-        """Loads an executable that a client of the same identity serialized. Raises CompileError if it cannot be loaded."""
+    def load(self, serialized: bytes, partitions: int = 1) -> Executable:
+        """Loads an executable for so many devices that a client of the same identity serialized.
+
+        Raises CompileError if it cannot be loaded.
+        """
         ...
 
     def identity(self) -> Mapping[str, str]:
@@ -96,8 +105,11 @@ class CompileOnlyClient(Protocol):
 
     platform: str
 
-    def compile(self, module: bytes, limits: Limits) -> CompiledModule:
-        """Compiles a module. Raises CompileError if the compiler refuses it, crashes, or takes too much time or memory."""
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> CompiledModule:
+        """Compiles a module, which is partitioned over so many devices.
+
+        Raises CompileError if the compiler refuses it, crashes, or takes too much time or memory.
+        """
         ...
 
     def identity(self) -> Mapping[str, str]:

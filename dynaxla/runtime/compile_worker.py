@@ -18,7 +18,7 @@ from dynaxla.isolation.children import (
 from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.isolation.pool import ChildPool
 from dynaxla.options import Limits
-from dynaxla.runtime.xla import CompileRejected, SerializedExecutable, compile_module
+from dynaxla.runtime.xla import CompileRejected, ModuleRequest, SerializedExecutable, compile_module
 
 
 class CompileWorker:
@@ -33,8 +33,11 @@ class CompileWorker:
         self.pool = ChildPool("dynaxla.runtime.compile_worker", most, inject_faults=inject_faults)
         self._failures = failures
 
-    def compile(self, module: bytes, limits: Limits) -> bytes | None:
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> bytes | None:
         """Returns the serialized executable; None if it cannot be serialized: this process can then compile the module safely.
+
+        Args:
+            partitions: the number of devices over which the module is partitioned.
 
         Raises:
             CompileError: XLA refused the module.
@@ -47,7 +50,8 @@ class CompileWorker:
         if (known := self._failures.get(key)) is not None:
             raise CompileCrashed(f"{known.explanation} (remembered)")
         try:
-            reply: SerializedExecutable | CompileRejected = request_compile(self.pool, module, limits)
+            request = ModuleRequest(module, partitions)
+            reply: SerializedExecutable | CompileRejected = request_compile(self.pool, request, limits)
         except CompileCrashed as crashed:
             self._failures.add(key, CompilerFailure("a whole program", crashed.id, crashed.explanation), on_disk=True)
             raise

@@ -47,8 +47,8 @@ class ExecutableCache:
         if self.bundle is not None:
             self.bundle.check_compilable()
 
-    def find(self, key: Key, client: Client) -> Executable | None:
-        """The executable that is stored under a key, loaded.
+    def find(self, key: Key, client: Client, partitions: int = 1) -> Executable | None:
+        """The executable that is stored under a key, loaded on so many devices.
 
         Raises:
             PackageError: that of the package cannot be loaded.
@@ -56,7 +56,7 @@ class ExecutableCache:
         packaged = None if self.bundle is None else self.bundle.entries.get(KIND, key)
         if packaged is not None:
             try:
-                return client.load(packaged)
+                return client.load(packaged, partitions)
             except CompileUnavailable:
                 raise
             except CompileError as error:
@@ -65,7 +65,7 @@ class ExecutableCache:
         if self.store is None or serialized is None:
             return None
         try:
-            executable = client.load(serialized)
+            executable = client.load(serialized, partitions)
         except CompileUnavailable:
             raise
         except CompileError as error:

@@ -31,6 +31,11 @@ class PjrtCompiled:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
+    @property
+    def handle(self) -> Any:
+        """PJRT's executable."""
+        return self._handle
+
     def hlo_text(self) -> str:
         return "\n\n".join(module.to_string() for module in self._handle.hlo_modules())
 

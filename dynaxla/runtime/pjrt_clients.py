@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -39,9 +39,11 @@ class PjrtClient:
             computes on the host's processor calls its platform "cpu", too.
         shares_host_memory: whether its buffers are in host memory, so that a torch CPU tensor converts to a buffer and back
             without a copy. Else data is copied both ways.
+        mesh_devices: by which programs are sharded, see `mesh_devices.MeshDevices`; None: they are not.
     """
 
     shares_host_memory = False
+    mesh_devices: Any = None
 
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
@@ -65,43 +67,60 @@ class PjrtClient:
             raise ForkError(self.platform)
         return self._device
 
+    def list_devices(self, partitions: int | None = None) -> Sequence[Any]:
+        """PJRT's devices of a program: this client's one, or the first ones of the process; all of them for None."""
+        return (self.device,) if partitions == 1 else tuple(self.device.client.local_devices()[:partitions])
+
     def after_fork(self) -> None:
         keep_alive(self._client)
         self._lost = True
 
+    def read_sharded_by(self, devices: Any) -> None:
+        """Has tensors be made of sharded arrays, too, of which PJRT exports one shard as if it were all.
+
+        Args:
+            devices: the `mesh_devices.MeshDevices` of this client.
+        """
+        plain = self._export
+        self.mesh_devices = devices
+        self._export = lambda buffer, **stream: devices.export(buffer, partial(plain, buffer, **stream))
+
     def prepare(self) -> None:
         """Does nothing: this compiler starts at once."""
 
-    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
-        """Compiles a pure StableHLO module in this process, as the compiler may need the device for autotuning.
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> PjrtExecutable:
+        """Compiles a StableHLO module in this process, as the compiler may need the device for autotuning.
+
+        Args:
+            partitions: the number of devices over which the module is partitioned.
 
         Raises:
             CompileError: XLA's compiler refused the module.
             ForkError: the device belongs to the parent process.
         """
-        return PjrtExecutable(partial(self._compile_here, module))
+        return PjrtExecutable(partial(self._compile_here, module, partitions))
 
-    def _compile_here(self, module: bytes) -> Any:
+    def _compile_here(self, module: bytes, partitions: int) -> Any:
         try:
-            return xla.compile_on(self._client, self.device, module)
+            return xla.compile_on(self._client, self.list_devices(partitions), module)
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
                 hint="set DYNAXLA_DEBUG=dump=DIR,stages=stablehlo and report the module",
             ) from error
 
-    def load(self, serialized: bytes) -> PjrtExecutable:
-        """Loads an executable that a client of the same identity serialized.
+    def load(self, serialized: bytes, partitions: int = 1) -> PjrtExecutable:
+        """Loads an executable for so many devices that a client of the same identity serialized.
 
         Raises:
             CompileError: the executable cannot be loaded.
             ForkError: the device belongs to the parent process.
         """
-        return PjrtExecutable(partial(self._load, serialized))
+        return PjrtExecutable(partial(self._load, serialized, partitions))
 
-    def _load(self, serialized: bytes) -> Any:
+    def _load(self, serialized: bytes, partitions: int) -> Any:
         try:
-            return xla.load_on(self.device.client, self.device, zlib.decompress(serialized))
+            return xla.load_on(self.device.client, self.list_devices(partitions), zlib.decompress(serialized))
         except (self._error, zlib.error) as error:
             raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
 
@@ -138,12 +157,16 @@ class CpuClient(PjrtClient):
 
     PJRT's client has threads, so a forked child makes a client of its own at first use, and loads each of the parent's
     programs from its bytes at the program's first call.
+
+    Args:
+        devices: how many devices the processor is shown as; None: as many as XLA_FLAGS says, else one.
     """
 
     shares_host_memory = True
 
-    def __init__(self) -> None:
-        client = xla.embedded_cpu()
+    def __init__(self, devices: int | None = None) -> None:
+        self._count = () if devices is None else (devices,)
+        client = xla.embedded_cpu(*self._count)
         super().__init__(client, client.devices()[0], "cpu")
         # No fork may happen during a native load, which holds locks of its own.
         self._loading = threading.RLock()
@@ -159,7 +182,7 @@ class CpuClient(PjrtClient):
     def device(self) -> Any:
         with self._loading:
             if self._lost:
-                self._client = xla.embedded_cpu()
+                self._client = xla.embedded_cpu(*self._count)
                 self._device = self._client.devices()[0]
                 self._import = xla.load().to_buffer
                 self._lost = False
@@ -175,39 +198,42 @@ class CpuClient(PjrtClient):
         device = self.device  # also restores `_import`
         return self._import(capsule, device, stream)
 
-    def compile(self, module: bytes, limits: Limits) -> PjrtExecutable:
-        """Compiles a pure StableHLO module.
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> PjrtExecutable:
+        """Compiles a StableHLO module.
+
+        Args:
+            partitions: the number of devices over which the module is partitioned.
 
         Raises:
             CompileError: XLA's compiler refused the module, crashed, or took too much time or memory.
         """
-        serialized = self._worker.compile(module, limits)
+        serialized = self._worker.compile(module, limits, partitions)
         if serialized is None:
-            return super().compile(module, limits)
-        return self.load(compress_executable(serialized))
+            return super().compile(module, limits, partitions)
+        return self.load(compress_executable(serialized), partitions)
 
-    def load(self, serialized: bytes) -> PjrtExecutable:
+    def load(self, serialized: bytes, partitions: int = 1) -> PjrtExecutable:
         """Loads a serialized executable. Its bytes stay in memory for forked children; they take a hundredth of the loaded
         program's memory.
 
         Raises:
             CompileError: the executable cannot be loaded.
         """
-        return PjrtExecutable(partial(self._load, serialized), lambda handle: serialized)
+        return PjrtExecutable(partial(self._load, serialized, partitions), lambda handle: serialized)
 
-    def _load(self, serialized: bytes) -> Any:
+    def _load(self, serialized: bytes, partitions: int) -> Any:
         with self._loading:
             self._mappings.check()
-            return super()._load(serialized)
+            return super()._load(serialized, partitions)
 
     def identity(self) -> Mapping[str, str]:
         """The base identity with the processor and the number of threads that XLA may use."""
         return {**host(), **super().identity(), "threads": str(threads())}
 
-    def _compile_here(self, module: bytes) -> Any:
+    def _compile_here(self, module: bytes, partitions: int) -> Any:
         with self._loading:
             self._mappings.check()
-            return super()._compile_here(module)
+            return super()._compile_here(module, partitions)
 
 
 class CudaClient(PjrtClient):
@@ -255,6 +281,12 @@ class HostTransferClient(PjrtClient):
 def cpu_client() -> CpuClient:
     """The process's CPU client."""
     return CpuClient()
+
+
+@cache
+def many_cpus(devices: int) -> CpuClient:
+    """A client that shows the processor as several devices."""
+    return CpuClient(devices)
 
 
 def async_run_error(error: Exception) -> ExecutionError:

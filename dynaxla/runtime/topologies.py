@@ -20,6 +20,10 @@ _START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy 
 class PjrtTopology:
     """The compiler of a topology, without its devices.
 
+    Attributes:
+        devices: the number of devices that it has.
+        mesh_devices: None: no tensors are there, which could be sharded.
+
     Args:
         platform: JAX's name of the platform.
         topology: the plugin's name of the topology.
@@ -30,6 +34,8 @@ class PjrtTopology:
     Raises:
         CompileError: there is no such topology.
     """
+
+    mesh_devices = None
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class PjrtTopology:
         self.child = ChildProcess("dynaxla.runtime.topology_worker", inject_faults=inject_faults)
         described: TopologyDescription = self._ask(None, _START)
         self._identity = identity(described)
+        self.devices = described.devices
 
     def identity(self) -> Mapping[str, str]:
         """The identity that a client of such a device returns, for cache keys."""
@@ -54,20 +61,27 @@ class PjrtTopology:
     def prepare(self) -> None:
         """Does nothing: the child process is already running, as it described the topology."""
 
-    def compile(self, module: bytes, limits: Limits) -> TopologyProgram:
+    def compile(self, module: bytes, limits: Limits, partitions: int = 1) -> TopologyProgram:
         """Compiles with the target's own compiler.
 
-        Raises:
-            CompileError: the compiler refused the program (for instance because it does not fit the device's memory), crashed,
-                or took too much time or memory.
-        """
-        compiled: TopologyExecutable = self._ask(module, limits)
-        return TopologyProgram(compiled, lambda: str(self._ask(module, limits, hlo=True)))
+        Args:
+            partitions: the number of devices over which the module is partitioned.
 
-    def _ask(self, module: bytes | None, limits: Limits, hlo: bool = False) -> Any:
-        reply = request_compile(
-            self.child, TopologyRequest(self._environ, self.platform, self._topology, module, hlo), limits
-        )
+        Raises:
+            CompileError: the topology has fewer devices, or the compiler refused the program (for instance because it does
+                not fit the device's memory), crashed, or took too much time or memory.
+        """
+        if partitions > self.devices:
+            raise CompileError(
+                explanation=f"the topology {self._topology!r} has {self.devices} devices, and the mesh {partitions}",
+                hint="name a larger topology, or make a smaller mesh",
+            )
+        compiled: TopologyExecutable = self._ask(module, limits, partitions)
+        return TopologyProgram(compiled, lambda: str(self._ask(module, limits, partitions, hlo=True)))
+
+    def _ask(self, module: bytes | None, limits: Limits, partitions: int = 1, *, hlo: bool = False) -> Any:
+        request = TopologyRequest(self._environ, self.platform, self._topology, module, hlo, partitions=partitions)
+        reply = request_compile(self.child, request, limits)
         if isinstance(reply, CompileRejected):
             what = f"the topology {self._topology!r}" if module is None else "the program"
             raise CompileError(

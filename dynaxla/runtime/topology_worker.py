@@ -24,6 +24,7 @@ class TopologyRequest(NamedTuple):
         topology: the plugin's name of the topology.
         module: StableHLO bytecode; None requests the description of the topology only.
         hlo: requests the text of the optimized program instead of the program.
+        partitions: the number of devices, the topology's first ones, over which the module is partitioned.
     """
 
     environ: Mapping[str, str]
@@ -31,6 +32,7 @@ class TopologyRequest(NamedTuple):
     topology: str
     module: bytes | None
     hlo: bool = False
+    partitions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,8 @@ def _topology(platform: str, topology: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _compile(platform: str, topology: str, module: bytes) -> Any:
-    return xla.compile_ahead(_topology(platform, topology).devices[0], module)
+def _compile(platform: str, topology: str, module: bytes, partitions: int) -> Any:
+    return xla.compile_ahead(_topology(platform, topology).devices[:partitions], module)
 
 
 def answer_request(request: TopologyRequest) -> TopologyDescription | TopologyExecutable | str | CompileRejected:
@@ -80,7 +82,7 @@ def answer_request(request: TopologyRequest) -> TopologyDescription | TopologyEx
     try:
         if request.module is None:
             return _describe_topology(_topology(request.platform, request.topology))
-        handle = _compile(request.platform, request.topology, request.module)
+        handle = _compile(request.platform, request.topology, request.module, request.partitions)
     except error as refusal:
         return CompileRejected(str(refusal))
     compiled = PjrtCompiled(handle)

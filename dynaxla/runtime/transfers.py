@@ -25,8 +25,9 @@ def upload(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
 def upload_readonly(client: PjrtClient, tensor: torch.Tensor) -> Buffer:
     """Makes a buffer of a row-major host tensor that is never written afterwards; the two may share memory."""
     with xla.load().TracebackScope():
-        host = cpu_client().to_buffer(tensor)
-        return host if client.shares_host_memory else xla.copy_to_device(host, client.device)
+        if client.shares_host_memory:
+            return client.to_buffer(tensor)
+        return xla.copy_to_device(cpu_client().to_buffer(tensor), client.device)
 
 
 def download(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
@@ -45,9 +46,11 @@ def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
     Raises:
         ExecutionError: that run failed.
     """
+    if client.shares_host_memory:
+        return client.to_tensor(buffer)
     host = cpu_client()
     try:
-        return host.to_tensor(buffer if client.shares_host_memory else xla.copy_to_device(buffer, host.device))
+        return host.to_tensor(xla.copy_to_device(buffer, host.device))
     except xla.load().Error as error:
         raise ExecutionError(str(error)) from error
 

@@ -7,7 +7,7 @@ process uses it. Written for jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -126,11 +126,15 @@ def fingerprint(device: Any) -> str:
 
 
 @cache
-def embedded_cpu() -> Any:
-    """The package's own CPU client, so that it neither depends on the user's JAX settings nor changes them."""
+def embedded_cpu(devices: int | None = None) -> Any:
+    """The package's own CPU client, so that it neither depends on the user's JAX settings nor changes them.
+
+    Args:
+        devices: how many devices the processor is shown as; None: as many as XLA_FLAGS says, else one.
+    """
     # Synchronous: an eager reader of a CPU tensor has nothing to wait on, so every call waits for its results anyway,
     # and running in the caller's thread saves 25 us of thread handover per call.
-    return load().xla_client.make_cpu_client(asynchronous=False)
+    return load().xla_client.make_cpu_client(asynchronous=False, num_devices=devices)
 
 
 def buffer_maker(buffer: Any) -> Any:
@@ -140,6 +144,32 @@ def buffer_maker(buffer: Any) -> Any:
     """
     handler = load().xla_client.array_result_handler
     return handler(buffer.aval, buffer.sharding, committed=buffer.committed, _skip_checks=True)
+
+
+def global_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """A handler for `consume_with_handlers` that makes sharded arrays of a shape and a torch dtype."""
+    import jax
+
+    aval = jax.core.ShapedArray(shape, jax.numpy.dtype(str(dtype).removeprefix("torch.")))
+    return load().xla_client.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+
+
+def read_output_axes(executable: Any, mesh: Any, results: int) -> list[tuple[tuple[str, ...], ...] | None]:
+    """For each result of an executable the axes of JAX's mesh over which its dims are split; dims at the end may be left out,
+    and a result is None if no axes say how it is split.
+
+    Relies on `get_output_shardings` and on JAX's parser of what that gives.
+    """
+    from jax._src.sharding_impls import parse_flatten_op_sharding
+
+    found: list[tuple[tuple[str, ...], ...] | None] = []
+    for sharding in executable.get_output_shardings() or ():
+        try:
+            for spec in parse_flatten_op_sharding(sharding, mesh):
+                found.append(tuple(() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec))
+        except (ValueError, NotImplementedError, AssertionError, StopIteration):  # split within an axis
+            found.append(None)
+    return found if len(found) == results else [None] * results
 
 
 def copy_to_device(buffer: Any, device: Any) -> Any:
@@ -189,34 +219,41 @@ def topology(platform: str, name: str) -> Any:
     return topologies.get_topology_desc(platform=platform, topology_name=name)
 
 
-def compile_options(device: Any) -> Any:
-    """XLA's options for a program of one device."""
+def compile_options(devices: Sequence[Any]) -> Any:
+    """XLA's options for a program of one device, or for one that Shardy partitions over several."""
     import numpy as np
 
     xla_client = load().xla_client
     options = xla_client.CompileOptions()
     options.num_replicas = 1
-    options.num_partitions = 1
-    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    options.num_partitions = len(devices)
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id for device in devices]]))
+    if len(devices) > 1:
+        built = options.executable_build_options
+        built.use_spmd_partitioning = built.use_shardy_partitioner = True
+        built.allow_spmd_sharding_propagation_to_output = [True]  # of all results
     return options
 
 
-def compile_on(client: Any, device: Any, module: bytes | str) -> Any:
+def compile_on(client: Any, devices: Sequence[Any], module: bytes | str) -> Any:
     """Compiles and loads a StableHLO module (bytecode or text).
 
     On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
 
+    Args:
+        devices: one, or those of the mesh over which the module is partitioned.
+
     Raises:
         Jaxlib.Error: XLA refused the module.
     """
-    devices, options = load().jax.DeviceList((device,)), compile_options(device)
+    options, listed = compile_options(devices), load().jax.DeviceList(tuple(devices))
     _prepare_calls(module)
     with load().TracebackScope():
-        executable = client.compile_and_load(module, devices, options)
-        if device.platform != "cpu" or all(map(has_exact_fusions, _hlo_of(executable))):
+        executable = client.compile_and_load(module, listed, options)
+        if devices[0].platform != "cpu" or all(map(has_exact_fusions, _hlo_of(executable))):
             return executable
         options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
-        return client.compile_and_load(module, devices, options)
+        return client.compile_and_load(module, listed, options)
 
 
 def _prepare_calls(program: bytes | str) -> None:
@@ -247,37 +284,50 @@ def _hlo_of(executable: Any) -> Iterator[str]:
     return (module.to_string(printed) for module in executable.hlo_modules())
 
 
-def compile_ahead(device: Any, module: bytes) -> Any:
-    """Compiles a module for a device of a topology, without loading it.
+def compile_ahead(devices: Sequence[Any], module: bytes) -> Any:
+    """Compiles a module for devices of a topology, as `compile_on` does, without loading it.
 
     Raises:
         Jaxlib.Error: the target's compiler refused the module.
     """
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
-    bindings, devices = mlir(), load().jax.DeviceList((device,))
+    bindings, listed = mlir(), load().jax.DeviceList(tuple(devices))
     # The compile-only client takes a module, other clients take its bytes.
     with bindings.context() as context:
         registry = bindings.ir.DialectRegistry()
         _jax_mlir_ext.register_dialects(registry)
         context.append_dialect_registry(registry)
         context.load_all_available_dialects()
-        return device.client.compile(bindings.ir.Module.parse(module), devices, compile_options(device))
+        return devices[0].client.compile(bindings.ir.Module.parse(module), listed, compile_options(devices))
 
 
-def load_on(client: Any, device: Any, serialized: bytes) -> Any:
-    """Loads an executable that `compile_module` serialized."""
+def load_on(client: Any, devices: Sequence[Any], serialized: bytes) -> Any:
+    """Loads an executable that `compile_module` serialized for so many devices."""
     _prepare_calls(serialized)
+    options, listed = compile_options(devices), load().jax.DeviceList(tuple(devices))
     with load().TracebackScope():
-        return client.deserialize_executable(serialized, load().jax.DeviceList((device,)), compile_options(device))
+        return client.deserialize_executable(serialized, listed, options)
 
 
-def compile_module(module: bytes) -> SerializedExecutable | CompileRejected:
-    """Compiles a StableHLO module (bytecode or text) and serializes the executable; runs in the child process."""
-    client = embedded_cpu()
+class ModuleRequest(NamedTuple):
+    """What the child process compiles.
+
+    Attributes:
+        module: StableHLO (bytecode or text).
+        partitions: the number of devices over which it is partitioned.
+    """
+
+    module: bytes
+    partitions: int = 1
+
+
+def compile_module(request: ModuleRequest) -> SerializedExecutable | CompileRejected:
+    """Compiles a module for the embedded CPU client and serializes the executable; runs in the child process."""
+    client = embedded_cpu() if request.partitions == 1 else embedded_cpu(request.partitions)
     error = load().Error
     try:
-        executable = compile_on(client, client.devices()[0], module)
+        executable = compile_on(client, client.devices()[: request.partitions], request.module)
     except error as refusal:
         return CompileRejected(str(refusal))
     try:

@@ -24,6 +24,9 @@ __all__ = ["aot_autograd", "default_partition"]
 # default_partition(joint, inputs, num_fwd_outputs=): splits a joint graph into forward and
 #   backward; the forward returns the values that the backward reads.
 
+PART_OF_JOINT = "partitioner_tag"
+"""The key of a joint graph's `meta` that says whether a node is of the forward or of the backward."""
+
 _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
 
@@ -120,17 +123,17 @@ def is_forward(node: Node) -> bool:
 
     Relies on the tag `meta["partitioner_tag"]` and its values.
     """
-    return node.meta.get("partitioner_tag") in _FORWARD
+    return node.meta.get(PART_OF_JOINT) in _FORWARD
 
 
 def is_backward(node: Node) -> bool:
     """Whether a node of a joint graph belongs to the backward. Relies on `meta["partitioner_tag"]`."""
-    return node.meta.get("partitioner_tag") == _BACKWARD
+    return node.meta.get(PART_OF_JOINT) == _BACKWARD
 
 
 def mark_backward(node: Node) -> None:
     """Assigns a node of a joint graph to the backward. Relies on `meta["partitioner_tag"]`."""
-    node.meta["partitioner_tag"] = _BACKWARD
+    node.meta[PART_OF_JOINT] = _BACKWARD
 
 
 def is_checkpointed(graph: Graph) -> bool:

@@ -172,7 +172,7 @@ def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPat
             x = torch.sin(x) + 1
         return x
 
-    def fail(client: CpuClient, module: bytes, limits: Any) -> Any:
+    def fail(client: CpuClient, module: bytes, limits: Any, partitions: int = 1) -> Any:
         raise CompileError("no compiler works here")
 
     monkeypatch.setattr(CpuClient, "compile", fail)
@@ -191,7 +191,7 @@ def test_what_xla_refuses_is_found_by_halving_and_blamed_once(
     tried: list[bool] = []
     compile_ = CpuClient.compile
 
-    def refuse(client: CpuClient, module: bytes, limits: Any) -> Any:
+    def refuse(client: CpuClient, module: bytes, limits: Any, partitions: int = 1) -> Any:
         tried.append(b"reverse" in module)
         if tried[-1]:
             raise CompileError("no reversals here")

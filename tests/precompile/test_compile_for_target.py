@@ -191,7 +191,7 @@ def test_asking_again_compiles_again_however_often() -> None:
 def test_what_the_tpu_compiler_refuses_is_an_error_after_the_rest_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
 
-    def refuse(self: PjrtTopology, bytecode: bytes, limits: Limits) -> Any:
+    def refuse(self: PjrtTopology, bytecode: bytes, limits: Limits, partitions: int = 1) -> Any:
         tried.append(bytecode)
         raise CompileError(f"program {len(tried)} does not fit")
 

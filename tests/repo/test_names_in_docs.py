@@ -43,6 +43,13 @@ OF_OTHERS = {
     "QuantizedCache": "transformers",
     "OMP_WAIT_POLICY": "OpenMP",
     "JAX_PLATFORMS": "JAX",
+    "drop_last": "torch",
+    **dict.fromkeys(
+        "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding "
+        "mark_sharding mark_sharding_with_gradients mark_step metrics_report sync torch_xla "
+        "use_spmd visualize_tensor_sharding".split(),
+        "PyTorch/XLA",
+    ),
 }
 """Names that the repository's sources do not contain, with whose they are."""
 

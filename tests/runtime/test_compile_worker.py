@@ -116,7 +116,7 @@ def test_requests_at_once_go_to_as_many_children_as_there_may_be() -> None:
 
 
 def test_what_cannot_be_serialized_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CompileWorker, "compile", lambda self, module, limits: None)
+    monkeypatch.setattr(CompileWorker, "compile", lambda self, module, limits, partitions: None)
     client = cpu_client()
     x = torch.arange(3.0)
     (result,) = client.compile(GOOD.encode(), LIMITS).run([client.to_buffer(x)])

@@ -57,7 +57,7 @@ def test_the_bindings_of_pjrt() -> None:
 def test_a_module_is_compiled_and_run() -> None:
     client = xla.embedded_cpu()
     device = client.devices()[0]
-    executable = xla.compile_on(client, device, _module())
+    executable = xla.compile_on(client, [device], _module())
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
     assert from_capsule(xla.load().to_capsule(result)).tolist() == [1, 1, 1, 1]
@@ -65,14 +65,14 @@ def test_a_module_is_compiled_and_run() -> None:
     assert executable.get_compiled_memory_stats().output_size_in_bytes == 16
     assert executable.cost_analysis()["flops"] >= 4
     with pytest.raises(xla.load().Error):
-        xla.compile_on(client, device, b"no module")
+        xla.compile_on(client, [device], b"no module")
 
 
 @boundary(xla.buffer_maker)
 def test_results_are_made_like_others() -> None:
     client = xla.embedded_cpu()
     device = client.devices()[0]
-    executable = xla.compile_on(client, device, _module())
+    executable = xla.compile_on(client, [device], _module())
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((first,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
     (second,) = executable.execute_sharded([first]).consume_with_handlers([xla.buffer_maker(first)])
@@ -82,13 +82,13 @@ def test_results_are_made_like_others() -> None:
 
 @boundary(xla.load_on)
 def test_a_serialized_program_is_loaded() -> None:
-    compiled = xla.compile_module(_module())
+    compiled = xla.compile_module(xla.ModuleRequest(_module()))
     assert isinstance(compiled, xla.SerializedExecutable)
     assert compiled.executable is not None
     client = xla.embedded_cpu()
-    executable = xla.load_on(client, client.devices()[0], compiled.executable)
+    executable = xla.load_on(client, client.devices()[:1], compiled.executable)
     assert executable.get_compiled_memory_stats().argument_size_in_bytes == 16
-    assert isinstance(xla.compile_module(b"no module"), xla.CompileRejected)
+    assert isinstance(xla.compile_module(xla.ModuleRequest(b"no module")), xla.CompileRejected)
 
 
 @boundary(xla.MlirBindings)

@@ -24,8 +24,8 @@ def product(call: RuleContext) -> PaddedValue:
     left, right = _align_contracted(call, call[left_name], inner, call[right_name], outer)
     changed = {left_name: call.build.mask(left, [inner], 0), right_name: call.build.mask(right, [outer], 0)}
     dims = (*left.dims[:inner], *right.dims[outer + 1 :])
-    if inner == 2:
-        dims = (broadcast([left.dims[:1], right.dims[:1]])[0], *dims[1:])
+    if inner >= 2:
+        dims = (*broadcast([left.dims[: inner - 1], right.dims[:outer]]), *dims[inner - 1 :])
     if len(names) == 3:
         broadcast([call[names[0]].dims, dims])
     return call.result(call.same(**changed), dims)

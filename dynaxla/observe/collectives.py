@@ -1,0 +1,130 @@
+"""The collectives of an optimized program, read from its HLO text. A pure function of the text, for any target."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+Groups = tuple[tuple[int, ...], ...]
+
+_RESULT = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective instruction. Of one in a loop there is one, however often it runs.
+
+    Attributes:
+        kind: one of `KINDS`.
+        shape: of its result on one device, as HLO writes it: "f32[8,16]", several joined by ", ".
+        nbytes: bytes of the result on one device.
+        groups: the devices, by number, that take part together; of a collective-permute pairs of source and target; empty:
+            all of them.
+    """
+
+    kind: str
+    shape: str
+    nbytes: int
+    groups: Groups
+
+    def __str__(self) -> str:
+        among = f" among {len(self.groups[0])}" if self.groups and self.kind != "collective-permute" else ""
+        return f"{self.kind} {self.shape}, {self.nbytes} bytes{among}"
+
+
+def list_collectives(hlo_text: str) -> Sequence[Collective]:
+    """The collectives of a program in the order of its text.
+
+    An asynchronous one counts once, by its start.
+
+    Args:
+        hlo_text: the optimized modules, as `hlo_text()` of an executable gives them.
+    """
+    return tuple(_list(hlo_text))
+
+
+def _list(hlo_text: str) -> Iterator[Collective]:
+    for line in hlo_text.splitlines():
+        found = _RESULT.search(line)
+        if found is not None:
+            result, kind, start = found.groups()
+            arrays: Sequence[tuple[str, str]] = _ARRAY.findall(result)
+            if start and kind != "all-reduce" and len(arrays) > 1:
+                arrays = _started(arrays, kind)
+            shape = ", ".join(f"{dtype}[{sizes}]" for dtype, sizes in arrays)
+            yield Collective(kind, shape, sum(_count_bytes(*each) for each in arrays), _groups(line))
+
+
+def _started(arrays: Sequence[tuple[str, str]], kind: str) -> Sequence[tuple[str, str]]:
+    """The results of a start, which gives its operands, its results and, for a permute, two numbers of its context."""
+    if kind == "collective-permute":
+        arrays = [each for each in arrays if each != ("u32", "")]
+    return arrays[len(arrays) // 2 :]
+
+
+def _count_bytes(dtype: str, sizes: str) -> int:
+    digits = _BITS.search(dtype)
+    bits = 8 if dtype == "pred" or digits is None else int(digits.group())
+    return math.prod(map(int, filter(None, sizes.split(",")))) * bits // 8
+
+
+def _groups(line: str) -> Groups:
+    listed = _LISTED.search(line)
+    if listed is not None:
+        return tuple(
+            tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed.group(1)) if group
+        )
+    named = _NAMED.search(line)
+    if named is not None:
+        return _named_groups(*named.groups())
+    iota = _IOTA.search(line)
+    if iota is None:
+        return ()
+    sizes, dims, order = (tuple(map(int, text.split(","))) if text else () for text in iota.groups())
+    return _cut(_transpose(dims, order or tuple(range(len(dims)))), sizes[-1])
+
+
+def _named_groups(mesh: str, axes: str) -> Groups:
+    """Groups along axes of a mesh: `mesh['x'=2,'y'=4] {'x'}`, or along a part of an axis: `{'y':(2)2}`."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    cut = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _AXIS.findall(axes)}
+    dims: list[int] = []
+    taken: dict[str, int] = {}
+    for name, size in sizes.items():
+        before, width = cut.get(name, (1, 1))
+        taken[name] = len(dims) + 1
+        dims += [before, width, size // (before * width)]
+    along = [taken[name] for name in cut]
+    others = [dim for dim in range(len(dims)) if dim not in along]
+    return _cut(_transpose(dims, [*others, *along]), math.prod(dims[dim] for dim in along))
+
+
+def _cut(numbers: Sequence[int], width: int) -> Groups:
+    return tuple(tuple(numbers[first : first + width]) for first in range(0, len(numbers), width))
+
+
+def _transpose(dims: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The numbers 0, 1, ... in an array of these dims, read with its dims in an order."""
+    steps = [math.prod(dims[dim + 1 :]) for dim in range(len(dims))]
+    numbers = [0]
+    for dim in order:
+        numbers = [number + place * steps[dim] for number in numbers for place in range(dims[dim])]
+    return numbers

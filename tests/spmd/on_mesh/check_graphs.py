@@ -1,0 +1,311 @@
+"""Compiled graphs over a mesh: one compile, buckets, donation, constraints, and what XLA adds of collectives."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+from jax.sharding import NamedSharding, PartitionSpec
+from torch import Tensor, nn
+
+import dynaxla
+from dynaxla.device.registration import device_in_use
+from dynaxla.device.storage import storage_of
+from dynaxla.errors import ShardingError
+from dynaxla.mesh import Mesh
+from dynaxla.observe.collectives import list_collectives
+from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.mesh_devices import MeshDevices
+from tests.spmd.on_mesh.check_tensors import spec_of
+from tests.tolerances import assert_close
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return dynaxla.recorder()
+
+
+def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="dynaxla", options={"fallback": "error"}, **how)
+
+
+def collectives_of(call: Callable[[], object]) -> Counter[str]:
+    """The kinds of collectives of the programs that a call compiles."""
+    devices: MeshDevices = device_in_use().client.mesh_devices
+    before = set(devices.programs)
+    kept = call()
+    made = [program for program in devices.programs if program not in before]
+    assert kept is not None
+    return Counter(each.kind for program in made for each in list_collectives(program.hlo_text()))
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_one_compile_whatever_the_number_of_devices(devices: int, recorder: Recorder) -> None:
+    mesh = dynaxla.make_mesh((devices,), ("data",))
+    x, w = torch.randn(16, 8), torch.randn(8, 8)
+    f = compiled(lambda x, w: torch.tanh(x @ w).sum(1))
+    made, there = dynaxla.shard(x, mesh, ("data",)), dynaxla.shard(w, mesh, ())
+    with recorder.expect(compiles=1, graphs=1):
+        got = f(made, there)
+        again = f(made, there)
+    assert_close(got.cpu(), torch.tanh(x @ w).sum(1))
+    assert torch.equal(got.cpu(), again.cpu())
+    assert spec_of(got) == ("data",)
+
+
+def test_one_function_serves_all_shardings(mesh: Mesh, recorder: Recorder) -> None:
+    x = torch.randn(16, 8)
+    f = compiled(lambda x: (x * 2).cumsum(1))
+    with recorder.expect(graphs=1, compiles=4):
+        for _ in range(2):
+            for made in (
+                x.to("dynaxla"),
+                dynaxla.shard(x, mesh, ("data",)),
+                dynaxla.shard(x, mesh, (None, "model")),
+                dynaxla.shard(x, dynaxla.make_mesh((8,), ("data",)), ("data",)),
+            ):
+                assert_close(f(made).cpu(), (x * 2).cumsum(1))
+
+
+def test_results_that_do_not_divide_are_on_every_device(mesh: Mesh) -> None:
+    x = torch.randn(16, 8)
+    made = dynaxla.shard(x, mesh, ("data", "model"))
+    got = compiled(lambda x: (x[:15, :7] + 1, x[:14]))(made)
+    assert_close(got[0].cpu(), x[:15, :7] + 1)
+    assert_close(got[1].cpu(), x[:14])
+    assert spec_of(got[0]) == (None, None)
+
+
+def test_buckets_and_their_masks(mesh: Mesh, recorder: Recorder) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+    on_mesh = dynaxla.shard(
+        nn.Sequential(*model).to("dynaxla"), mesh, {"0.weight": ("model",), "2.weight": (None, "model")}
+    )
+    host = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+    host.load_state_dict({name: value.cpu() for name, value in on_mesh.state_dict().items()})
+
+    def run(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = net(x)
+        return y.softmax(1), y.mean(1)
+
+    f = compiled(lambda x: run(on_mesh, x), dynamic=None)
+    sizes = (5, 9, 11, 13, 16, 10)
+    with torch.no_grad():
+        for number, length in enumerate(sizes):
+            x = torch.randn(4, length, 8)
+            made = dynaxla.shard(x, mesh, ("data",))
+            torch._dynamo.maybe_mark_dynamic(made, 1)
+            before = recorder.snapshot().compiles
+            for got, expected in zip(f(made), run(host, x), strict=True):
+                assert_close(got.cpu(), expected)
+            if number > 3:
+                assert recorder.snapshot().compiles == before, "its bucket is there"
+
+
+def test_a_bucket_of_the_split_dim(mesh: Mesh) -> None:
+    f = compiled(lambda x: (x.sum(0), x.softmax(0)), dynamic=True)
+    for rows in (6, 10, 14):
+        x = torch.randn(rows, 8)
+        made = dynaxla.shard(x, mesh, ("data",))
+        for got, expected in zip(f(made), (x.sum(0), x.softmax(0)), strict=True):
+            assert_close(got.cpu(), expected)
+
+
+def test_new_values_of_donated_inputs_stay_where_they_are(mesh: Mesh) -> None:
+    cache = dynaxla.shard(torch.zeros(8, 16, 4), mesh, ("data", None, "model"))
+    step = compiled(lambda cache, x: cache[:, 3:4].copy_(x))
+    x = torch.randn(8, 1, 4)
+    with torch.no_grad():
+        step(cache, dynaxla.shard(x, mesh, ("data",)))
+    assert spec_of(cache) == ("data", None, "model")
+    expected = torch.zeros(8, 16, 4)
+    expected[:, 3:4] = x
+    assert torch.equal(cache.cpu(), expected)
+
+
+def test_a_constraint_and_its_gradient(mesh: Mesh) -> None:
+    x = torch.randn(16, 8)
+    made = dynaxla.shard(x, mesh, ()).requires_grad_()
+    f = compiled(lambda x: dynaxla.constrain(x * 2, ("data", "model")))
+    y = f(made)
+    assert spec_of(y) == ("data", "model")
+    y.sum().backward()
+    assert_close(made.grad.cpu(), torch.full((16, 8), 2.0))
+    assert spec_of(made.grad) == (None, None), "a gradient is sharded as what it is the gradient of"
+    eager = dynaxla.constrain(dynaxla.shard(x, mesh, ()), ("data",))
+    assert spec_of(eager) == ("data", None)
+    plain = x.to("dynaxla")
+    assert torch.equal(f(plain).cpu(), x * 2)
+    assert dynaxla.constrain(x, ("data",)) is x
+    with pytest.raises(ShardingError, match="no axis 'pipe'"):
+        compiled(lambda x: dynaxla.constrain(x, ("pipe",)) + 1)(dynaxla.shard(x, mesh, ("data",)))
+    with pytest.raises(ShardingError, match="for 3 dims"):
+        dynaxla.constrain(x, (None, None, None))
+
+
+def test_the_report_lists_collectives(mesh: Mesh) -> None:
+    f = compiled(lambda x: x.sum())
+    f(dynaxla.shard(torch.randn(16, 8), mesh, ("data",)))
+    assert "on data=2xmodel=4: 1 all-reduce of 4 bytes" in dynaxla.report()
+
+
+class Block(nn.Module):
+    """Attention of four heads and a gated net, as in a decoder: [batch, length, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (each(x).view(batch, length, 4, 4).transpose(1, 2) for each in (self.q, self.k, self.v))
+        attended = (q @ k.mT * 0.5).softmax(-1) @ v
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, 16))
+        return x + self.down(F.silu(self.up(x)))
+
+
+TENSOR_PARALLEL = {
+    r"(q|k|v|up)\.weight": ("model", None),
+    "out.weight": (None, "model"),
+    "down.weight": (None, "model"),
+}
+
+
+def plain_jax(weights: dict[str, Any], x: Any) -> Any:
+    """`Block`, written in JAX."""
+    batch, length, _ = x.shape
+    shape = (batch, length, 4, 4)
+    q, k, v = (jnp.swapaxes((x @ weights[f"{name}.weight"].T).reshape(shape), 1, 2) for name in "qkv")
+    attended = jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2) * 0.5, -1) @ v
+    x = x + jnp.swapaxes(attended, 1, 2).reshape(batch, length, 16) @ weights["out.weight"].T
+    return x + jax.nn.silu(x @ weights["up.weight"].T) @ weights["down.weight"].T
+
+
+def test_attention_in_buckets(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    host = Block()
+    block = copy.deepcopy(host)
+    dynaxla.shard(block, mesh, TENSOR_PARALLEL, axis="model")
+    run = compiled(block, dynamic=True)
+    for length in (5, 7, 11, 6):
+        x = torch.randn(4, length, 16)
+        got, expected = run(dynaxla.shard(x, mesh, ("data",))), host(x)
+        assert_close(got.detach().cpu(), expected.detach())
+        got.square().sum().backward()
+        expected.square().sum().backward()
+        for ours, theirs in zip(block.parameters(), host.parameters(), strict=True):
+            assert_close(ours.grad.cpu(), theirs.grad)
+
+
+@torch.no_grad()
+def test_a_tensor_parallel_block_has_two_all_reduces() -> None:
+    mesh = dynaxla.make_mesh((4,), ("model",))
+    block = dynaxla.shard(Block(), mesh, TENSOR_PARALLEL)
+    x = dynaxla.shard(torch.randn(4, 8, 16), mesh, ())
+    run = compiled(block)
+    assert collectives_of(lambda: run(x)) == {"all-reduce": 2}
+
+
+def test_data_parallel_gradients_have_one_all_reduce() -> None:
+    mesh = dynaxla.make_mesh((8,), ("data",))
+    block = dynaxla.shard(Block(), mesh, {})
+    x = dynaxla.shard(torch.randn(8, 8, 16), mesh, ("data",))
+    y = compiled(block)(x)
+    found = collectives_of(lambda: (y.backward(torch.ones_like(y)), y)[1])
+    assert found == {"all-reduce": 1}, "all gradients together"
+
+
+def test_fully_sharded_parameters_are_gathered_and_gradients_scattered() -> None:
+    """XLA's CPU compiler writes a reduce-scatter as an all-reduce and a slice."""
+    mesh = dynaxla.make_mesh((8,), ("data",))
+    block = dynaxla.fully_shard(Block(), mesh, "data")
+    x = dynaxla.shard(torch.randn(8, 8, 16), mesh, ("data",))
+    run = compiled(block)
+    with torch.no_grad():
+        forward = collectives_of(lambda: run(x))
+    assert forward == {"all-gather": 6}
+    y = run(x)
+    backward = collectives_of(lambda: (y.sum().backward(), y)[1])
+    assert backward["all-gather"] <= 6
+    assert backward["all-reduce"] + backward["reduce-scatter"] >= 1
+    assert set(backward) <= {"all-gather", "all-reduce", "reduce-scatter"}
+
+
+@pytest.mark.parametrize("way", ["data", "tensor", "fully"])
+def test_collectives_are_those_of_plain_jax(way: str) -> None:
+    """In the gradient of the block's weights: the kinds and their counts, those of one combined collective apart."""
+    torch.manual_seed(0)
+    mesh = dynaxla.make_mesh((4,), ("axis",))
+    block, x = Block(), torch.randn(4, 8, 16)
+    specs: dict[str, tuple[str | None, ...]] = {name: (None, None) for name, _ in block.named_parameters()}
+    batch: tuple[str | None, ...] = ("axis",)
+    if way == "tensor":
+        specs = {f"{name}.weight": ("axis", None) for name in ("q", "k", "v", "up")} | dict.fromkeys(
+            ("out.weight", "down.weight"), (None, "axis")
+        )
+        batch = ()
+    weights = {name: value.detach().clone() for name, value in block.named_parameters()}
+    if way == "fully":
+        dynaxla.fully_shard(block, mesh, "axis")
+        specs = {name: spec_of(value) for name, value in block.named_parameters()}
+    else:
+        dynaxla.shard(block, mesh, specs)
+    made = dynaxla.shard(x, mesh, batch)
+    run = compiled(block)
+
+    def train() -> Tensor:
+        loss = run(made).square().sum()
+        loss.backward()
+        return loss
+
+    found = collectives_of(train)
+    expected = _collectives_in_jax(weights, specs, batch, x)
+    print(way, dict(found), "in JAX:", dict(expected))
+    assert found["all-reduce"] + found["reduce-scatter"] >= 1
+    for kind in ("all-gather", "all-to-all", "collective-permute"):
+        assert found[kind] <= expected[kind] + (6 if way == "fully" and kind == "all-gather" else 0), (found, expected)
+    if way == "data":
+        assert set(found) == {"all-reduce"}
+
+
+def _collectives_in_jax(weights: dict[str, Tensor], specs: Any, batch: Any, x: Tensor) -> Counter[str]:
+    devices = device_in_use().client.mesh_devices.devices[:4]
+    mesh = jax.sharding.Mesh(list(devices), ("axis",))
+
+    def place(spec: Any) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    shardings = {name: place(spec) for name, spec in specs.items()}
+    gradient = jax.grad(lambda weights, x: jnp.sum(jnp.square(plain_jax(weights, x))))
+    jitted = jax.jit(gradient, in_shardings=(shardings, place(batch)), out_shardings=shardings)
+    shapes = {name: jax.ShapeDtypeStruct(value.shape, jnp.float32) for name, value in weights.items()}
+    lowered = jitted.lower(shapes, jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    return Counter(each.kind for each in list_collectives(lowered.compile().as_text()))
+
+
+def test_memory_of_a_device_is_its_share(mesh: Mesh) -> None:
+    """Parameters and states of the optimizer of a fully sharded net."""
+    flat = dynaxla.make_mesh((8,), ("data",))
+    net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    whole = sum(value.nbytes for value in net.parameters())
+    dynaxla.fully_shard(net, flat, "data")
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3, fused=True)
+    run = compiled(lambda x: net(x).square().mean())
+    for _ in range(2):
+        run(dynaxla.shard(torch.randn(16, 256), flat, ("data",))).backward()
+        optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    gradients = [value.grad for value in net.parameters()]
+    held = [storage_of(value).buffer for value in (*net.parameters(), *states, *gradients)]
+    here = sum(buffer.addressable_shards[0].data.nbytes for buffer in held)
+    assert here <= 1.1 * 4 * whole / 8, (here, whole)
