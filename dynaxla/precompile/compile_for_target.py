@@ -1,11 +1,12 @@
 """Compiling for a device that is not here: what a model's programs cost on a TPU, and a package of them, from a machine
-without one."""
+without one. Nothing is computed: the program of the user's runs on fake tensors (torch_api/uncomputed.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from dynaxla.backend import GraphCompiler
 from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.package import PackageWriter
-from dynaxla.errors import DynaxlaError, OptionError
+from dynaxla.errors import DynaxlaError, NotComputedError, OptionError
 from dynaxla.options import Options
 from dynaxla.partition.part_runner import MakePart
 from dynaxla.pipeline import Pipeline
@@ -30,7 +31,17 @@ from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.registry import compiler_for
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.dynamo import BackendCompilerFailed, lift_capture_limits
+from dynaxla.torch_api.fakes import FakeTensor, disable_modes
+from dynaxla.torch_api.frames import raising_line
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+from dynaxla.torch_api.uncomputed import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UncomputedMode,
+    UnsupportedOperatorException,
+    asks_for_memory,
+    hold_uncomputed,
+)
 
 
 def compile_for_target(
@@ -44,7 +55,11 @@ def compile_for_target(
     train: bool = False,
     out: str | Path | None = None,
 ) -> list[ProgramReport]:
-    """Captures a call, compiles every program of it for a TPU topology, and computes in eager to go on.
+    """Captures a call, and compiles every program of it for a TPU topology. Nothing is computed, drawn or written.
+
+    The call runs on fake tensors in place of the arguments and of the module's own tensors, so these may themselves be fake,
+    or on the device "meta": they then count as tensors of the device of the first argument that is on another, else of the
+    CPU. The values of small tensors are known as long as nothing writes to them.
 
     Args:
         function: a module or function, as torch.compile takes it.
@@ -104,6 +119,7 @@ def compile_and_report(
             client,
             collector,
             FunctionPolicy(),
+            UncomputedMode(_device([args, kwargs])),
         )
         before = shared.recorder.snapshot()
         _call_at_every_bucket(backend, function, args, kwargs, declared, train)
@@ -132,6 +148,7 @@ class _Backend:
     Attributes:
         shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
         function: says in a call which sizes are declared.
+        mode: that calls run in.
     """
 
     shared: RuntimeState
@@ -140,6 +157,7 @@ class _Backend:
     client: CompileOnlyClient
     collector: Collector
     function: FunctionPolicy
+    mode: UncomputedMode
     __name__: ClassVar[str] = "dynaxla"  # so that Dynamo captures as for the backend of this name
 
     def __deepcopy__(self, memo: object) -> _Backend:
@@ -155,10 +173,11 @@ class _Backend:
             client=self.client,
             make_part=self._make_part,
         )
-        return compiler.compile(module, example_inputs)
+        with disable_modes():  # the constants of a graph are real
+            return compiler.compile(module, example_inputs)
 
     def _make_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
-        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector)
+        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector, self.mode)
 
 
 def _call_at_every_bucket(
@@ -169,28 +188,52 @@ def _call_at_every_bucket(
     declared: Sequence[DeclaredDims],
     train: bool,
 ) -> None:
+    mode, marks = backend.mode, backend.shared.marks
     # Tensors of our own: marks stay on a tensor.
-    args, kwargs = tree_map_only(torch.Tensor, _same, (tuple(args), dict(kwargs)))
+    args, kwargs = tree_map_only(torch.Tensor, partial(_own, mode), (tuple(args), dict(kwargs)))
     named = named_arguments(function, args, kwargs) if declared else {}
-    names = mark_dims(declared, named, backend.shared.marks)
+    names = mark_dims(declared, named, marks)
     compiled = torch.compile(function, backend=backend)
 
-    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        outputs = compiled(*args, **kwargs)
-        if train:
-            _differentiate(function, (args, kwargs), outputs)
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        taken = mode.take(tensor)
+        for dim, policy in marks.of(tensor).items():
+            marks.add(taken, dim, policy)
+        return taken
 
-    # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then run in
-    # eager.
-    with lift_capture_limits(), torch.set_grad_enabled(train), _unwrapped():
-        for each in enumerate_calls([{"args": args, "kwargs": kwargs}], backend.shared.marks):
+    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        args, kwargs = tree_map_only(torch.Tensor, take, (args, kwargs))
+        with mode:
+            outputs = compiled(*args, **kwargs)
+            if train:
+                _differentiate(function, (args, kwargs), outputs)
+
+    with ExitStack() as stack:
+        # Every call of torch.compile is a new backend to Dynamo, so calls for one module would add up to its limit, and then
+        # run in eager.
+        stack.enter_context(lift_capture_limits())
+        stack.enter_context(torch.set_grad_enabled(train))
+        stack.enter_context(_told_errors())
+        owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            stack.enter_context(hold_uncomputed(mode, owner))
+        for each in enumerate_calls([{"args": args, "kwargs": kwargs}], marks):
             backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
             each.run(call)
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor object in the same memory; a parameter is itself, as it may be the model's."""
+def _device(arguments: object) -> torch.device:
+    """The device of the first tensor that has one."""
+    devices = [leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+
+
+def _own(mode: UncomputedMode, tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor object in the same memory, or a fake one where there is none; a parameter is itself, as it may be the
+    model's."""
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        return mode.take(tensor)
     if isinstance(tensor, torch.nn.Parameter) or not tensor.is_leaf:
         return tensor
     with torch.inference_mode(tensor.is_inference()):
@@ -213,11 +256,31 @@ def _differentiate(function: Callable[..., Any], arguments: object, outputs: obj
 
 
 @contextmanager
-def _unwrapped() -> Iterator[None]:
-    """Takes an error of this package out of Dynamo's."""
+def _told_errors() -> Iterator[None]:
+    """Takes an error of this package out of Dynamo's, and says what torch's errors about fake tensors mean here."""
     try:
         yield
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DynaxlaError):
             raise error.inner_exception from None
         raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise _unknown_value(str(error.func), error) from None
+    except UnsupportedOperatorException as error:
+        raise NotComputedError(
+            f"{error.func} runs in eager and has no fake kernel, so the sizes of its results are not known",
+            "register one by torch.library.register_fake, or give the op a body by dynaxla.register_lowering",
+            frame=raising_line(error.__traceback__),
+        ) from None
+    except RuntimeError as error:
+        if asks_for_memory(error):
+            raise _unknown_value("a conversion", error) from None
+        raise
+
+
+def _unknown_value(what: str, error: Exception) -> NotComputedError:
+    return NotComputedError(
+        f"{what} asks for the value of a tensor that is not computed: compiling for a device elsewhere computes nothing",
+        "make the value an argument, a Python number for one, or leave the line out while compiling",
+        frame=raising_line(error.__traceback__),
+    )

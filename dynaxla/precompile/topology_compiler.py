@@ -6,8 +6,9 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.fx import Graph
 
 from dynaxla.bucketing.size_buckets import SymbolPolicies
@@ -25,6 +26,8 @@ from dynaxla.programs.specialization import BucketSpec, ProgramSpec
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.executable_cache import KIND, ExecutableCache
 from dynaxla.targets.chips import Chip
+from dynaxla.torch_api.fakes import disable_modes
+from dynaxla.torch_api.uncomputed import UncomputedMode
 
 logger = logging.getLogger("dynaxla")
 
@@ -131,12 +134,34 @@ class Collector:
         )
 
 
-class ReportingCompiler(PartCompiler):
-    """Compiles the programs of one part for a target elsewhere, and reports them. They are not loaded."""
+@dataclass(frozen=True, slots=True)
+class UncomputedResults:
+    """In place of an executable: what its runs would give, without values or memory.
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, collector: Collector) -> None:
+    Attributes:
+        results: fake tensors of the executable's results.
+        mode: of what runs give.
+    """
+
+    results: tuple[torch.Tensor, ...]
+    mode: UncomputedMode
+
+    def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        with self.mode:
+            return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in self.results]
+
+
+class ReportingCompiler(PartCompiler):
+    """Compiles the programs of one part for a target elsewhere, and reports them. They are not loaded.
+
+    Args:
+        mode: of the results of calls.
+    """
+
+    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, collector: Collector, mode: UncomputedMode) -> None:
         super().__init__(graphs, pipeline)
         self._collector = collector
+        self._mode = mode
         self._is_first = True
 
     def compile(self, spec: ProgramSpec, timing: CompileTiming) -> CompiledProgram:
@@ -151,28 +176,40 @@ class ReportingCompiler(PartCompiler):
             fold = self.graphs.specialize_fold()
             if fold is not None:
                 self._collector.compile(self.pipeline, fold, number, "weights")
-        if any(source.result is not None for source in static.outputs):
+        results = tuple(node.meta["val"] for node in static.graph.output_node().args[0])  # type: ignore[union-attr, misc]
+        if results:
             kind: Kind = "backward" if self.graphs.saved.inputs else "program"
             self._collector.compile(self.pipeline, static.graph, number, kind, isinstance(spec, BucketSpec))
-        return CompiledProgram(None, outline)
+        stand_in = cast(Executable, UncomputedResults(results, self._mode))  # calls need its `run` alone
+        return CompiledProgram(stand_in if results else None, outline)
 
 
 class CompileOnlyPart:
-    """A part that is compiled for a target elsewhere, for every bucket or exact shape that is called, and computed here, in
-    eager.
+    """A part that is compiled for a target elsewhere, for every bucket or exact shape that is called. Its results are
+    uncomputed.
 
     The programs are those that a `CompiledPart` has for the same calls.
     """
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, policies: SymbolPolicies, collector: Collector) -> None:
-        self._graphs = graphs
-        compiler = ReportingCompiler(graphs, pipeline, collector)
+    def __init__(
+        self,
+        graphs: PartGraphs,
+        pipeline: Pipeline,
+        policies: SymbolPolicies,
+        collector: Collector,
+        mode: UncomputedMode,
+    ) -> None:
+        compiler = ReportingCompiler(graphs, pipeline, collector, mode)
         self._programs = PartPrograms(compiler, policies, capacity=sys.maxsize)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        programs = self._programs
-        values = programs.keys.read(args)
-        key = programs.keys.of(values)
-        if key not in programs:
-            programs.compile(key, values, args)
-        return self._graphs.run_eager(args)
+        keys = self._programs.keys
+        values = keys.read(args)
+        program = self._programs.get(keys.of(values))
+        if program is None:
+            with disable_modes():  # the constants of a graph are real
+                program = self._programs.compile(keys.of(values), values, args)
+        tensors = [] if program.executable is None else program.executable.run(())
+        outputs = [source.output(tensors, args) for source in program.outputs]
+        cropping = program.cropping
+        return outputs if cropping is None else cropping.crop(outputs, cropping.pick(values))
