@@ -2,7 +2,7 @@
 
     python -m benchmarks.tpu_llm [--targets tpu:v5e:1x1 ...] [--models smollm2 llama-1b llama-8b] [--rows 1 16] [--room 2048]
 
-Needs libtpu. Weights and caches are fake bfloat16 tensors of the device, so that an 8B model needs no memory here. A
+Needs libtpu. Weights and caches are on "meta", and count as bfloat16 tensors of the device: an 8B takes no memory here. A
 step's program reads one token per row and writes its keys and values into a static cache, whose memory is donated; a
 prompt's program reads 512 tokens of one row. Prints a line per program: compile seconds, memory, the least time on the
 chip, and tokens per second at that time. The least time uses XLA's count of bytes, which has bytes that are prefetched
@@ -13,13 +13,11 @@ reading every argument once are printed too.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
 import dynaxla
@@ -64,15 +62,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int) -> ProgramReport:
     """The program of a call: `tokens` of each of `rows`, and caches of `room` places."""
     config = LlamaConfig(**shape, max_position_embeddings=room, dtype=torch.bfloat16)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(torch.device("dynaxla"))
-        stack.enter_context(torch.no_grad())
+    with torch.device("meta"), torch.no_grad():
         net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         cache = StaticCache(config=config, max_cache_len=room)
         one = torch.zeros(rows, config.num_key_value_heads, 1, config.head_dim, dtype=torch.bfloat16)
         for layer in cache.layers:
             layer.lazy_initialization(one, one)
+    with torch.device("dynaxla"), torch.no_grad():
         call = {
             "input_ids": torch.ones(rows, tokens, dtype=torch.long),
             "position_ids": torch.arange(tokens)[None].expand(rows, tokens),
@@ -105,7 +101,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0: none (default: %(default)s)")
     parser.add_argument("--room", type=int, default=2048, help="tokens of a row's cache (default: %(default)s)")
     given = parser.parse_args()
-    dynaxla.use("cpu")  # computes nothing: the tensors are fake
+    dynaxla.use("cpu")
     for name in given.models:
         for target in given.targets:
             for rows, tokens in (*((rows, 1) for rows in given.rows), *([(1, given.prompt)] * bool(given.prompt))):

@@ -33,15 +33,8 @@ from dynaxla.targets.target import Target
 from dynaxla.torch_api.dynamo import BackendCompilerFailed, lift_capture_limits
 from dynaxla.torch_api.fakes import FakeTensor, disable_modes
 from dynaxla.torch_api.frames import raising_line
-from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
-from dynaxla.torch_api.uncomputed import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UncomputedMode,
-    UnsupportedOperatorException,
-    asks_for_memory,
-    hold_uncomputed,
-)
+from dynaxla.torch_api.pytree import tree_leaves, tree_map, tree_map_only
+from dynaxla.torch_api.uncomputed import UncomputedMode, find_asked_value, find_missing_kernel, hold_uncomputed
 
 
 def compile_for_target(
@@ -195,14 +188,15 @@ def _call_at_every_bucket(
     names = mark_dims(declared, named, marks)
     compiled = torch.compile(function, backend=backend)
 
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        taken = mode.take(tensor)
-        for dim, policy in marks.of(tensor).items():
-            marks.add(taken, dim, policy)
+    def take(value: Any) -> Any:
+        taken = mode.copy(value)
+        if isinstance(value, torch.Tensor):
+            for dim, policy in marks.of(value).items():
+                marks.add(taken, dim, policy)
         return taken
 
     def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        args, kwargs = tree_map_only(torch.Tensor, take, (args, kwargs))
+        args, kwargs = tree_map(take, (args, kwargs))
         with mode:
             outputs = compiled(*args, **kwargs)
             if train:
@@ -264,23 +258,15 @@ def _told_errors() -> Iterator[None]:
         if isinstance(error.inner_exception, DynaxlaError):
             raise error.inner_exception from None
         raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise _unknown_value(str(error.func), error) from None
-    except UnsupportedOperatorException as error:
-        raise NotComputedError(
-            f"{error.func} runs in eager and has no fake kernel, so the sizes of its results are not known",
-            "register one by torch.library.register_fake, or give the op a body by dynaxla.register_lowering",
-            frame=raising_line(error.__traceback__),
-        ) from None
-    except RuntimeError as error:
-        if asks_for_memory(error):
-            raise _unknown_value("a conversion", error) from None
-        raise
-
-
-def _unknown_value(what: str, error: Exception) -> NotComputedError:
-    return NotComputedError(
-        f"{what} asks for the value of a tensor that is not computed: compiling for a device elsewhere computes nothing",
-        "make the value an argument, a Python number for one, or leave the line out while compiling",
-        frame=raising_line(error.__traceback__),
-    )
+    except (RuntimeError, TypeError) as error:
+        asked, missing = find_asked_value(error), find_missing_kernel(error)
+        if asked is None and missing is None:
+            raise
+        explanation, hint = (
+            f"{asked} asks for the value of a tensor that is not computed: compiling for a device elsewhere computes nothing",
+            "make the value an argument, a Python number for one, or leave the line out while compiling",
+        )
+        if missing is not None:
+            explanation = f"{missing} runs in eager and has no fake kernel, so the sizes of its results are not known"
+            hint = "register one by torch.library.register_fake, or give the op a body by dynaxla.register_lowering"
+        raise NotComputedError(explanation, hint, frame=raising_line(error.__traceback__)) from None

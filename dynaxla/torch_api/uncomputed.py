@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,13 +17,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
-
-__all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"]
-# DataDependentOutputException: Python asked for the value of a fake tensor; `func` is the op.
-# DynamicOutputShapeException: the sizes of an op's result depend on such a value; `func` is the op.
-# UnsupportedOperatorException: an op has no fake kernel; `func` is the op.
 
 KNOWN_ELEMENTS = 4096
 """The most elements of a tensor whose values are known in `UncomputedMode`."""
@@ -38,7 +36,8 @@ class UncomputedMode(FakeTensorMode):
 
     Relies on `FakeTensorMode.validate_and_convert_non_fake_tensors`, which gets an op's arguments and makes those that are
     real fake; on `may_turn_const`, which says which results of ops on known values are known; and on `FakeTensor.constant`
-    and `add_constant_storage_mapping`, by which torch keeps known values and forgets them at a write.
+    and `add_constant_storage_mapping`, by which torch keeps known values and forgets them at a write; on
+    `_allow_unsafe_data_ptr_access`, without which code that reads memory raises.
 
     Args:
         device: of tensors that are given on the device "meta".
@@ -46,6 +45,7 @@ class UncomputedMode(FakeTensorMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._allow_unsafe_data_ptr_access = False
         self._device = device
         self._taken = WeakIdKeyDictionary()
 
@@ -63,6 +63,16 @@ class UncomputedMode(FakeTensorMode):
             is_empty = isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
             taken = self._taken[tensor] = self._describe(tensor) if is_empty else self._know(tensor)
         return taken
+
+    def copy(self, value: _Value) -> _Value:
+        """Returns a copy of an object in which the tensors are taken; the object itself if it cannot be copied."""
+        if isinstance(value, torch.Tensor):
+            return self.take(value)  # type: ignore[return-value]
+        try:
+            with self, _TakenCopies(self):
+                return copy.deepcopy(value)
+        except TypeError:  # it has no copy, such as a lock
+            return value
 
     def validate_and_convert_non_fake_tensors(
         self, func: Any, converter: Any, flat_args: Sequence[Any], args_spec: Any
@@ -93,30 +103,67 @@ class UncomputedMode(FakeTensorMode):
             return made.requires_grad_(tensor.requires_grad)
 
 
+class _TakenCopies(TorchFunctionMode):
+    """Copies of tensors are what stands for them. Relies on `Tensor.__deepcopy__` asking function modes."""
+
+    def __init__(self, mode: UncomputedMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            return self._mode.take(args[0])
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def hold_uncomputed(mode: UncomputedMode, module: nn.Module) -> Iterator[None]:
-    """Context in which a module holds, in place of its tensors, the fake ones that stand for them.
+    """Context in which a module holds, in place of its tensors, the fake ones that stand for them; at its end all attributes are
+    as they were.
 
     Relies on `Module._parameters` and `Module._buffers`; other tensors are attributes, or in a list that is one.
     """
     holders = [
-        holder for each in module.modules() for holder in (vars(each), vars(each)["_parameters"], vars(each)["_buffers"])
+        holder for each in module.modules() for holder in (vars(each), each._parameters, each._buffers)
     ]
-    before = [(holder, name, value) for holder in holders for name, value in holder.items() if _holds_tensor(value)]
+    before = [(holder, dict(holder)) for holder in holders]
     try:
-        for holder, name, value in before:
-            holder[name] = _take(mode, value)
+        for holder, held in before:
+            holder.update({name: _take(mode, value) for name, value in held.items() if _holds_tensor(value)})
         yield
     finally:
-        for holder, name, value in before:
-            holder[name] = value
+        for holder, held in before:
+            holder.clear()
+            holder.update(held)
 
 
-def asks_for_memory(error: Exception) -> bool:
-    """Whether an error is that of code which asked for a fake tensor's memory, as `numpy()` does. Relies on torch's messages."""
-    return isinstance(error, RuntimeError) and any(
-        text in str(error) for text in ("Cannot access data pointer of Tensor", "not supported for tensor subclasses")
-    )
+def find_asked_value(error: Exception) -> str | None:
+    """Returns what asked for the value of a fake tensor, if an error is raised for that; else None.
+
+    Relies on torch's two classes of such errors, whose `func` is the op, and on the messages of conversions.
+    """
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return str(error.func)
+    return "a conversion" if any(text in str(error) for text in _CONVERSIONS) else None
+
+
+def find_missing_kernel(error: Exception) -> str | None:
+    """Returns the op, if an error is raised because it has no fake kernel; else None.
+
+    Relies on `UnsupportedOperatorException`, whose `func` is the op, and on the message of `torch.library.custom_op`.
+    """
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    found = _NO_KERNEL.search(str(error))
+    return None if found is None else found[1]
+
+
+_CONVERSIONS = (
+    "Cannot access data pointer of Tensor",
+    "is not supported for tensor subclasses",
+    "passed to FakeTensor.__format__",
+)
+_NO_KERNEL = re.compile(r"There was no fake impl registered for <CustomOpDef\((.*?)\)>")
 
 
 def _holds_tensor(value: object) -> bool:
