@@ -34,7 +34,7 @@ from dynaxla.torch_api.dynamo import BackendCompilerFailed, lift_capture_limits
 from dynaxla.torch_api.fakes import FakeTensor, disable_modes
 from dynaxla.torch_api.frames import raising_line
 from dynaxla.torch_api.pytree import tree_leaves, tree_map, tree_map_only
-from dynaxla.torch_api.uncomputed import UncomputedMode, find_asked_value, find_missing_kernel, hold_uncomputed
+from dynaxla.torch_api.uncomputed import UncomputedTensors, find_asked_value, find_missing_kernel, hold_uncomputed
 
 
 def compile_for_target(
@@ -112,7 +112,7 @@ def compile_and_report(
             client,
             collector,
             FunctionPolicy(),
-            UncomputedMode(_device([args, kwargs])),
+            UncomputedTensors(_device([args, kwargs])),
         )
         before = shared.recorder.snapshot()
         _call_at_every_bucket(backend, function, args, kwargs, declared, train)
@@ -141,7 +141,7 @@ class _Backend:
     Attributes:
         shared: what the process's graphs share, but for marks and executables, which are the compilation's own.
         function: says in a call which sizes are declared.
-        mode: that calls run in.
+        tensors: what calls run on.
     """
 
     shared: RuntimeState
@@ -150,7 +150,7 @@ class _Backend:
     client: CompileOnlyClient
     collector: Collector
     function: FunctionPolicy
-    mode: UncomputedMode
+    tensors: UncomputedTensors
     __name__: ClassVar[str] = "dynaxla"  # so that Dynamo captures as for the backend of this name
 
     def __deepcopy__(self, memo: object) -> _Backend:
@@ -170,7 +170,7 @@ class _Backend:
             return compiler.compile(module, example_inputs)
 
     def _make_part(self, pipeline: Pipeline, policies: SymbolPolicies) -> MakePart:
-        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector, self.mode)
+        return lambda graphs: CompileOnlyPart(graphs, pipeline, policies, self.collector, self.tensors)
 
 
 def _call_at_every_bucket(
@@ -181,15 +181,15 @@ def _call_at_every_bucket(
     declared: Sequence[DeclaredDims],
     train: bool,
 ) -> None:
-    mode, marks = backend.mode, backend.shared.marks
+    tensors, marks = backend.tensors, backend.shared.marks
     # Tensors of our own: marks stay on a tensor.
-    args, kwargs = tree_map_only(torch.Tensor, partial(_own, mode), (tuple(args), dict(kwargs)))
+    args, kwargs = tree_map_only(torch.Tensor, partial(_own, tensors), (tuple(args), dict(kwargs)))
     named = named_arguments(function, args, kwargs) if declared else {}
     names = mark_dims(declared, named, marks)
     compiled = torch.compile(function, backend=backend)
 
     def take(value: Any) -> Any:
-        taken = mode.copy(value)
+        taken = tensors.copy(value)
         if isinstance(value, torch.Tensor):
             for dim, policy in marks.of(value).items():
                 marks.add(taken, dim, policy)
@@ -197,7 +197,7 @@ def _call_at_every_bucket(
 
     def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         args, kwargs = tree_map(take, (args, kwargs))
-        with mode:
+        with tensors.mode:
             outputs = compiled(*args, **kwargs)
             if train:
                 _differentiate(function, (args, kwargs), outputs)
@@ -210,7 +210,7 @@ def _call_at_every_bucket(
         stack.enter_context(_told_errors())
         owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
-            stack.enter_context(hold_uncomputed(mode, owner))
+            stack.enter_context(hold_uncomputed(tensors, owner))
         for each in enumerate_calls([{"args": args, "kwargs": kwargs}], marks):
             backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
@@ -223,11 +223,11 @@ def _device(arguments: object) -> torch.device:
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
-def _own(mode: UncomputedMode, tensor: torch.Tensor) -> torch.Tensor:
+def _own(tensors: UncomputedTensors, tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor object in the same memory, or a fake one where there is none; a parameter is itself, as it may be the
     model's."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
-        return mode.take(tensor)
+        return tensors.take(tensor)
     if isinstance(tensor, torch.nn.Parameter) or not tensor.is_leaf:
         return tensor
     with torch.inference_mode(tensor.is_inference()):

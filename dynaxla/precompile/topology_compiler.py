@@ -27,7 +27,7 @@ from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.executable_cache import KIND, ExecutableCache
 from dynaxla.targets.chips import Chip
 from dynaxla.torch_api.fakes import disable_modes
-from dynaxla.torch_api.uncomputed import UncomputedMode
+from dynaxla.torch_api.uncomputed import UncomputedTensors
 
 logger = logging.getLogger("dynaxla")
 
@@ -140,14 +140,14 @@ class UncomputedResults:
 
     Attributes:
         results: fake tensors of the executable's results.
-        mode: of what runs give.
+        tensors: what runs give is among them.
     """
 
     results: tuple[torch.Tensor, ...]
-    mode: UncomputedMode
+    tensors: UncomputedTensors
 
     def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        with self.mode:
+        with self.tensors.mode:
             return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in self.results]
 
 
@@ -155,13 +155,15 @@ class ReportingCompiler(PartCompiler):
     """Compiles the programs of one part for a target elsewhere, and reports them. They are not loaded.
 
     Args:
-        mode: of the results of calls.
+        tensors: the results of calls are among them.
     """
 
-    def __init__(self, graphs: PartGraphs, pipeline: Pipeline, collector: Collector, mode: UncomputedMode) -> None:
+    def __init__(
+        self, graphs: PartGraphs, pipeline: Pipeline, collector: Collector, tensors: UncomputedTensors
+    ) -> None:
         super().__init__(graphs, pipeline)
         self._collector = collector
-        self._mode = mode
+        self._tensors = tensors
         self._is_first = True
 
     def compile(self, spec: ProgramSpec, timing: CompileTiming) -> CompiledProgram:
@@ -180,7 +182,7 @@ class ReportingCompiler(PartCompiler):
         if results:
             kind: Kind = "backward" if self.graphs.saved.inputs else "program"
             self._collector.compile(self.pipeline, static.graph, number, kind, isinstance(spec, BucketSpec))
-        stand_in = cast(Executable, UncomputedResults(results, self._mode))  # calls need its `run` alone
+        stand_in = cast(Executable, UncomputedResults(results, self._tensors))  # calls need its `run` alone
         return CompiledProgram(stand_in if results else None, outline)
 
 
@@ -197,9 +199,9 @@ class CompileOnlyPart:
         pipeline: Pipeline,
         policies: SymbolPolicies,
         collector: Collector,
-        mode: UncomputedMode,
+        tensors: UncomputedTensors,
     ) -> None:
-        compiler = ReportingCompiler(graphs, pipeline, collector, mode)
+        compiler = ReportingCompiler(graphs, pipeline, collector, tensors)
         self._programs = PartPrograms(compiler, policies, capacity=sys.maxsize)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:

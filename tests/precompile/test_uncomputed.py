@@ -66,7 +66,13 @@ def test_no_host_could_compute_it(train: bool) -> None:
 @pytest.mark.parametrize("train", [False, True])
 def test_what_is_given_stays_as_it_was(train: bool) -> None:
     model, x, cache = Counter().train(), torch.randn(4, 8), torch.zeros(4, 8)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "seen": model.seen, "x": x, "cache": cache}
+    tensors = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+        "seen": model.seen,
+        "x": x,
+        "cache": cache,
+    }
     values = {name: (tensor.detach().clone(), tensor._version) for name, tensor in tensors.items()}
     drawn = torch.get_rng_state()
     kept = model.kept
