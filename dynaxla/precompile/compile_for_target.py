@@ -17,16 +17,20 @@ from dynaxla.backend import GraphCompiler
 from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.package import PackageWriter
-from dynaxla.errors import DynaxlaError, NotComputedError, OptionError
+from dynaxla.errors import DynaxlaError, NotComputedError, OptionError, ShardingError
+from dynaxla.mesh import Mesh
 from dynaxla.options import Options
 from dynaxla.partition.part_runner import MakePart
 from dynaxla.pipeline import Pipeline
 from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
+from dynaxla.precompile.mesh_plan import MeshPlan, Rules, parse_mesh, parse_rules
 from dynaxla.precompile.program_report import Compilation, ProgramReport
 from dynaxla.precompile.topology_compiler import Collector, CompileOnlyPart, PackagingCache
 from dynaxla.precompile.warmup import enumerate_calls
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.client import CompileOnlyClient
+from dynaxla.runtime.pjrt_clients import many_cpus
+from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.registry import compiler_for
 from dynaxla.targets.target import Target
@@ -47,6 +51,8 @@ def compile_for_target(
     buckets: Sequence[str] = (),
     train: bool = False,
     out: str | Path | None = None,
+    mesh: Mesh | str | None = None,
+    shard: Rules | str = {},  # noqa: B006 (it is read alone)
 ) -> list[ProgramReport]:
     """Captures a call, and compiles every program of it for a TPU topology. Nothing is computed, drawn or written.
 
@@ -64,6 +70,9 @@ def compile_for_target(
         train: compiles backward programs too: gradients are taken of the sum of all results. Else the calls are made without
             gradients.
         out: a folder that is not there yet, for a package with the executables: docs/tpu.md.
+        mesh: the devices of the topology over which programs are partitioned, row-major: a `dynaxla.Mesh` or "data=2,model=2".
+        shard: how arguments and weights are sharded over the mesh: specs or styles by patterns of names, as `dynaxla.shard` takes
+            them, or the text of rules; see dynaxla/precompile/mesh_plan.py.
 
     Returns:
         One report per program, in the order in which the calls met them. What the op table or torch-mlir refuses runs
@@ -81,10 +90,41 @@ def compile_for_target(
     """
     declared = [DeclaredDims.parse(text) for text in buckets]
     place = None if out is None else Path(out)
-    compilation = compile_and_report(function, args, kwargs or {}, target, options, declared, train, place)
+    plan = plan_mesh(function, mesh, shard)
+    compilation = compile_and_report(function, args, kwargs or {}, target, options, declared, train, place, plan)
     if compilation.refused:
         raise compilation.refused[0].error
     return list(compilation.programs)
+
+
+def plan_mesh(function: Callable[..., Any], mesh: Mesh | str | None, shard: Rules | str) -> MeshPlan | None:
+    """How a model's programs are sharded; None where they are for one device.
+
+    Raises:
+        OptionError: there are rules and no mesh, or one of them is of another form.
+        ShardingError: the mesh is none.
+    """
+    if mesh is None:
+        if shard:
+            raise OptionError("there are rules of a sharding, and no mesh", "name the mesh, such as data=2,model=4")
+        return None
+    made = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+    return MeshPlan.of(made, parse_rules(shard, made, function) if isinstance(shard, str) and shard else shard or {})
+
+
+def _partitioning(client: CompileOnlyClient, mesh: Mesh) -> CompileOnlyClient:
+    """The compiler with as many devices as a mesh has.
+
+    Raises:
+        ShardingError: the topology has fewer.
+    """
+    if isinstance(client, PjrtTopology):
+        if client.devices < mesh.size:
+            raise ShardingError(
+                f"the mesh {mesh} has {mesh.size} devices, and the topology {client.devices}", "name a larger topology"
+            )
+        return client
+    return many_cpus(mesh.size)
 
 
 def compile_and_report(
@@ -96,14 +136,17 @@ def compile_and_report(
     declared: Sequence[DeclaredDims],
     train: bool,
     out: Path | None,
+    plan: MeshPlan | None = None,
 ) -> Compilation:
     """As `compile_for_target`, but says all that there is to say, refused programs too, and raises no CompileError for them."""
     parsed = Options.from_mapping(options)
     found, client = compiler_for(target)
+    if plan is not None:
+        client = _partitioning(client, plan.mesh)
     with nullcontext() if out is None else PackageWriter(out) as writer:
         shared = process()
         executables = PackagingCache(shared.executables.store if parsed.cache else None, writer=writer)
-        collector = Collector(found.chip, executables)
+        collector = Collector(found.chip, executables, plan)
         # What is stored, and where, is `executables`' to say, whatever the options say of the cache.
         backend = _Backend(
             replace(shared, executables=executables, marks=MarkedDims()),
@@ -128,6 +171,7 @@ def compile_and_report(
             refused=collector.refused,
             eager=after.fallbacks[len(before.fallbacks) :],
             exact_shapes=after.exact_shapes[len(before.exact_shapes) :],
+            plan=plan,
         )
         if writer is not None and compilation.complete:
             writer.finish(compilation.document())
@@ -181,7 +225,7 @@ def _call_at_every_bucket(
     declared: Sequence[DeclaredDims],
     train: bool,
 ) -> None:
-    tensors, marks = backend.tensors, backend.shared.marks
+    tensors, marks, plan = backend.tensors, backend.shared.marks, backend.collector.plan
     # Tensors of our own: marks stay on a tensor.
     args, kwargs = tree_map_only(torch.Tensor, partial(_own, tensors), (tuple(args), dict(kwargs)))
     named = named_arguments(function, args, kwargs) if declared else {}
@@ -197,6 +241,8 @@ def _call_at_every_bucket(
 
     def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         args, kwargs = tree_map(take, (args, kwargs))
+        if plan is not None:
+            plan.place_arguments(named_arguments(function, args, kwargs))
         with tensors.mode:
             outputs = compiled(*args, **kwargs)
             if train:
@@ -211,6 +257,8 @@ def _call_at_every_bucket(
         owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
             stack.enter_context(hold_uncomputed(tensors, owner))
+            if plan is not None:
+                plan.place_module(owner)
         for each in enumerate_calls([{"args": args, "kwargs": kwargs}], marks):
             backend.function.declared = each.declared if declared else None
             backend.collector.sizes = {names[size]: bucket for size, bucket in each.sizes.items()}
