@@ -1,6 +1,7 @@
 """Prints what a step and a prompt of language models cost on a TPU chip, by the real TPU compiler, without a TPU.
 
     python -m benchmarks.tpu_llm [--targets tpu:v5e:1x1 ...] [--models smollm2 llama-1b llama-8b] [--rows 1 16] [--room 2048]
+    python -m benchmarks.tpu_llm --models llama-8b --targets tpu:v5p:2x2x2 --mesh model=8
 
 Needs libtpu. Weights are on "meta" and caches fake, bfloat16 tensors of the device: an 8B takes no memory here. A
 step's program reads one token per row and writes its keys and values into a static cache, whose memory is donated; a
@@ -57,10 +58,24 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 128256,
         "head_dim": 128,
     },
+    "llama-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 80,
+        "vocab_size": 128256,
+        "head_dim": 128,
+    },
 }
 
+SHARD = "tp_plan; past_key_values.*.keys=-,model; past_key_values.*.values=-,model"
+"""Tensor parallel, with the heads of caches split as those of the projections that write them."""
 
-def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int) -> ProgramReport:
+
+def program(
+    shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int, mesh: str | None = None
+) -> ProgramReport:
     """The program of a call: `tokens` of each of `rows`, and caches of `room` places."""
     config = LlamaConfig(**shape, max_position_embeddings=room, dtype=torch.bfloat16)
     with torch.device("meta"), torch.no_grad():
@@ -78,7 +93,15 @@ def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room:
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        (report,) = dynaxla.compile_for_target(net, (), call, target=target, options={"fallback": "error"})
+        (report,) = dynaxla.compile_for_target(
+            net,
+            (),
+            call,
+            target=target,
+            options={"fallback": "error"},
+            mesh=mesh,
+            shard="" if mesh is None else SHARD,
+        )
     return report
 
 
@@ -87,21 +110,30 @@ def line(report: ProgramReport, tokens: int) -> str:
     assert report.chip is not None
     seconds, memory = report.roofline.seconds, report.memory
     once = max(report.roofline.compute_s, memory.arguments_bytes / report.chip.hbm_bytes_per_s)
+    sent = (
+        ""
+        if report.devices == 1
+        else f"  sends {report.sent_bytes / 1e6:.2f} MB per device in {len(report.collectives)} collectives"
+    )
+    if report.communication_s is not None and sent:
+        sent += f", {report.communication_s * 1e6:.1f} us beside {report.roofline.compute_s * 1e6:.1f} us of compute"
     return (
         f"compile {report.compile_s:5.1f} s  memory {memory.total_bytes / 1e9:6.2f} GB of {report.hbm_bytes / 1e9:.1f} "
         f"(temporary {memory.temporaries_bytes / 1e6:.1f} MB, donated {memory.aliased_bytes / 1e6:.1f} MB)"
         f"{'' if report.fits else '  DOES NOT FIT'}  least time {seconds * 1e3:7.3f} ms by {report.roofline.bound}  "
         f"{tokens / seconds:9.0f} tokens/s; {once * 1e3:.3f} ms and {tokens / once:.0f} if what it is given is read once"
+        f"{sent}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=["smollm2", "llama-1b", "llama-8b"], choices=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16], help="of a step (default: 1 16)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0: none (default: %(default)s)")
     parser.add_argument("--room", type=int, default=2048, help="tokens of a row's cache (default: %(default)s)")
+    parser.add_argument("--mesh", help="partition over it, tensor parallel over its axis `model`: model=8")
     given = parser.parse_args()
     dynaxla.use("cpu")
     for name in given.models:
@@ -110,7 +142,7 @@ def main() -> None:
                 torch._dynamo.reset()
                 started = time.perf_counter()
                 try:
-                    told = line(program(SHAPES[name], target, rows, tokens, given.room), rows * tokens)
+                    told = line(program(SHAPES[name], target, rows, tokens, given.room, given.mesh), rows * tokens)
                 except CompileError as error:  # as where a chip has no room for it
                     told = str(error).splitlines()[0]
                 seconds = time.perf_counter() - started

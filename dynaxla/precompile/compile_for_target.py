@@ -70,9 +70,10 @@ def compile_for_target(
         train: compiles backward programs too: gradients are taken of the sum of all results. Else the calls are made without
             gradients.
         out: a folder that is not there yet, for a package with the executables: docs/tpu.md.
-        mesh: the devices of the topology over which programs are partitioned, row-major: a `dynaxla.Mesh` or "data=2,model=2".
-        shard: how arguments and weights are sharded over the mesh: specs or styles by patterns of names, as `dynaxla.shard` takes
-            them, or the text of rules; see dynaxla/precompile/mesh_plan.py.
+        mesh: the devices of the topology over which programs are partitioned, row-major: a `dynaxla.Mesh`, or a text such as
+            "data=2,model=2".
+        shard: how arguments and weights are sharded over the mesh: specs or styles by patterns of names, as `dynaxla.shard`
+            takes them, or the text of rules; see dynaxla/precompile/mesh_plan.py.
 
     Returns:
         One report per program, in the order in which the calls met them. What the op table or torch-mlir refuses runs
