@@ -69,8 +69,12 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-SHARD = "tp_plan; past_key_values.*.keys=-,model; past_key_values.*.values=-,model"
-"""Tensor parallel, with the heads of caches split as those of the projections that write them."""
+
+def _rules(mesh: str, rows: int) -> str:
+    """Tensor parallel over `model`, with the heads of caches split as those of the projections that write them; rows are split over
+    `data`, if there is such an axis."""
+    batch = "data" if "data=" in mesh and rows > 1 else "-"
+    return f"tp_plan; *_ids={batch}; past_key_values.*.keys={batch},model; past_key_values.*.values={batch},model"
 
 
 def program(
@@ -100,7 +104,7 @@ def program(
             target=target,
             options={"fallback": "error"},
             mesh=mesh,
-            shard="" if mesh is None else SHARD,
+            shard="" if mesh is None else _rules(mesh, rows),
         )
     return report
 
@@ -110,19 +114,21 @@ def line(report: ProgramReport, tokens: int) -> str:
     assert report.chip is not None
     seconds, memory = report.roofline.seconds, report.memory
     once = max(report.roofline.compute_s, memory.arguments_bytes / report.chip.hbm_bytes_per_s)
-    sent = (
-        ""
-        if report.devices == 1
-        else f"  sends {report.sent_bytes / 1e6:.2f} MB per device in {len(report.collectives)} collectives"
-    )
-    if report.communication_s is not None and sent:
-        sent += f", {report.communication_s * 1e6:.1f} us beside {report.roofline.compute_s * 1e6:.1f} us of compute"
     return (
         f"compile {report.compile_s:5.1f} s  memory {memory.total_bytes / 1e9:6.2f} GB of {report.hbm_bytes / 1e9:.1f} "
         f"(temporary {memory.temporaries_bytes / 1e6:.1f} MB, donated {memory.aliased_bytes / 1e6:.1f} MB)"
         f"{'' if report.fits else '  DOES NOT FIT'}  least time {seconds * 1e3:7.3f} ms by {report.roofline.bound}  "
         f"{tokens / seconds:9.0f} tokens/s; {once * 1e3:.3f} ms and {tokens / once:.0f} if what it is given is read once"
-        f"{sent}"
+        f"{_sent(report)}"
+    )
+
+
+def _sent(report: ProgramReport) -> str:
+    if report.devices == 1 or report.communication_s is None or report.roofline is None:
+        return ""
+    return (
+        f"  sends {report.sent_bytes / 1e6:.2f} MB per device in {len(report.collectives)} collectives, at least "
+        f"{report.communication_s * 1e6:.1f} us beside {report.roofline.compute_s * 1e6:.1f} us of compute"
     )
 
 

@@ -21,6 +21,7 @@ from dynaxla.errors import DynaxlaError, NotComputedError, OptionError, Sharding
 from dynaxla.mesh import Mesh
 from dynaxla.options import Options
 from dynaxla.partition.part_runner import MakePart
+from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.pipeline import Pipeline
 from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
 from dynaxla.precompile.mesh_plan import MeshPlan, Rules, parse_mesh, parse_rules
@@ -203,6 +204,7 @@ class _Backend:
         return self
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        plan = self.collector.plan
         compiler = GraphCompiler(
             self.shared,
             self.options,
@@ -210,6 +212,7 @@ class _Backend:
             target=self.target,
             client=self.client,
             make_part=self._make_part,
+            place_inputs=lambda inputs: InputPlacement() if plan is None else plan.find_placement(inputs),
         )
         with disable_modes():  # the constants of a graph are real
             return compiler.compile(module, example_inputs)

@@ -24,6 +24,7 @@ from dynaxla.device.sharding import ShardingPlan
 from dynaxla.errors import OptionError, ShardingError
 from dynaxla.fx.permutations import find_row_major_order
 from dynaxla.mesh import Mesh, Sharding, Spec, replicate
+from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.torch_api.fakes import memory_of
 
 Rules = Mapping[str, Spec | str]
@@ -116,6 +117,7 @@ class MeshPlan:
             ShardingError: a spec does not fit a tensor.
         """
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            self.put(tensor, replicate(self.mesh, tensor.dim()))
             self._place(name, tensor)
         names = [name for name, _ in module.named_modules()]
         self.rules.matched.update(self.rules.find_matches(names))
@@ -134,6 +136,11 @@ class MeshPlan:
                     f"{pattern!r} matches no parameter, no module and no argument",
                     "arguments have the names that --bucket gives them, weights those of model.named_parameters()",
                 )
+
+    def find_placement(self, inputs: Sequence[object]) -> InputPlacement:
+        """Which inputs of a graph are on the mesh: weights, and arguments that rules split."""
+        placed = (isinstance(x, torch.Tensor) and x.requires_grad and memory_of(x) in self._placed for x in inputs)
+        return InputPlacement(tuple(placed))
 
     def put(self, tensor: torch.Tensor, sharding: Sharding) -> None:
         """Notes how a tensor is sharded, by its memory."""
