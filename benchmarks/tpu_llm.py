@@ -71,8 +71,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _rules(mesh: str, rows: int) -> str:
-    """Tensor parallel over `model`, with the heads of caches split as those of the projections that write them; rows are split over
-    `data`, if there is such an axis."""
+    """Tensor parallel over `model`, with the heads of caches split as those of the projections that write them. An axis `data`
+    splits rows."""
     batch = "data" if "data=" in mesh and rows > 1 else "-"
     return f"tp_plan; *_ids={batch}; past_key_values.*.keys={batch},model; past_key_values.*.values={batch},model"
 

@@ -16,7 +16,7 @@ from dynaxla.runtime.client import CompiledModule
 from dynaxla.runtime.compile_worker import request_compile
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
-from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest
+from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest, make_grid
 from dynaxla.runtime.xla import CompileRejected
 
 _START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy machine
@@ -144,7 +144,7 @@ def read_result_shardings(
         found = program.read_axes(mesh, len(results))
     else:
         assert isinstance(program, PjrtExecutable)
-        grid = xla.make_grid(program.handle.local_devices(), mesh.shape, mesh.axes)
+        grid = make_grid(program.handle.local_devices(), mesh.shape, mesh.axes)
         found = xla.read_output_axes(program.handle, grid, len(results))
     ranked = zip(found, (tensor.dim() for tensor in results), strict=True)
     return tuple(None if axes is None else Sharding(mesh, axes + ((),) * (rank - len(axes))) for axes, rank in ranked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -96,12 +96,20 @@ def answer_request(
     if request.grid is not None:
         shape, axes, results = request.grid
         devices = _topology(request.platform, request.topology).devices[: request.partitions]
-        return xla.read_output_axes(handle, xla.make_grid(devices, shape, axes), results)
+        return xla.read_output_axes(handle, make_grid(devices, shape, axes), results)
     try:
         serialized = bytes(handle.serialize())
     except error:
         serialized = None
     return TopologyExecutable(serialized, compiled.memory_use(), compiled.cost())
+
+
+def make_grid(devices: Sequence[Any], shape: Sequence[int], axes: Sequence[str]) -> Any:
+    """JAX's mesh of devices, row-major."""
+    import jax
+    import numpy as np
+
+    return jax.sharding.Mesh(np.array(devices).reshape(tuple(shape)), tuple(axes))
 
 
 def _describe_topology(topology: Any) -> TopologyDescription:

@@ -172,14 +172,6 @@ def read_output_axes(executable: Any, mesh: Any, results: int) -> list[tuple[tup
     return found if len(found) == results else [None] * results
 
 
-def make_grid(devices: Sequence[Any], shape: Sequence[int], axes: Sequence[str]) -> Any:
-    """JAX's mesh of devices, row-major."""
-    import jax
-    import numpy as np
-
-    return jax.sharding.Mesh(np.array(devices).reshape(tuple(shape)), tuple(axes))
-
-
 def copy_to_device(buffer: Any, device: Any) -> Any:
     """A copy of a buffer on another device, of any client.
 

@@ -210,33 +210,46 @@ dynaxla.use("cpu", devices=4)
 torch.manual_seed(0)
 x = torch.randn(8, 64)
 plan = {"up": "colwise", "down": "rowwise"}
+train = sys.argv[3] == "train"
 if sys.argv[1] == "compile":
     with torch.device("meta"):
         net = Net()
-    with torch.no_grad():
-        dynaxla.compile_for_target(net, (x.to("dynaxla"),), target="cpu", mesh=MESH, shard=RULES, out=sys.argv[2])
+    dynaxla.compile_for_target(
+        net, (x.to("dynaxla"),), target="cpu", mesh=MESH, shard=RULES, out=sys.argv[2], train=train
+    )
 else:
     net = Net()
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):
         expected = net(x)
+        wanted = torch.autograd.grad(expected.sum(), list(net.parameters())) if train else []
         mesh = dynaxla.make_mesh(MESH.shape, MESH.axes)
         dynaxla.shard(net, mesh, plan)
         given = dynaxla.shard(x, mesh, ("data",))
-        wrong = (torch.compile(net, backend="dynaxla")(given).cpu() - expected).abs().max().item()
+        result = torch.compile(net, backend="dynaxla")(given)
+        found = torch.autograd.grad(result.sum(), list(net.parameters())) if train else []
+        pairs = zip([result, *found], [expected, *wanted], strict=True)
+        wrong = max((mine.cpu() - other).abs().max().item() for mine, other in pairs)
     read = dynaxla.read_metrics()
     print(json.dumps([read.compiles, read.loads, wrong]))
 """
 
 
 @pytest.mark.long
-def test_a_live_mesh_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train", [False, True])
+def test_a_live_mesh_finds_what_was_compiled_for_it(train: bool, tmp_path: Path) -> None:
     package = tmp_path / "package"
-    for arguments, cached in ((["compile", str(package)], tmp_path / "a"), (["run"], package)):
-        environ = {**os.environ, "DYNAXLA_CACHE_DIR": f":{cached}" if arguments[0] == "run" else str(cached)}
+    kind = "train" if train else "infer"
+    for step, cached in (("compile", tmp_path / "a"), ("run", package)):
+        environ = {**os.environ, "DYNAXLA_CACHE_DIR": f":{cached}" if step == "run" else str(cached)}
         done = subprocess.run(
-            [sys.executable, "-c", ON_DEVICES, *arguments], env=environ, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", ON_DEVICES, step, str(package), kind],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
     compiles, loads, wrong = json.loads(done.stdout.splitlines()[-1])
-    assert (compiles, loads) == (0, 1)
+    assert loads == 1 + train
+    assert compiles == 0 or train  # the sum and its gradient run op by op
     assert wrong < 1e-5
