@@ -144,16 +144,19 @@ class MeshPlan:
 
     def put(self, tensor: torch.Tensor, sharding: Sharding) -> None:
         """Notes how a tensor is sharded, by its memory."""
-        order = find_row_major_order(tensor)
-        self._placed[memory_of(tensor)] = tensor, sharding if order is None else sharding.permute(order)
+        self._placed[memory_of(tensor)] = tensor, sharding
 
-    def find(self, tensor: torch.Tensor, shape: Sequence[int]) -> Sharding:
-        """The sharding of a tensor's memory, which a program takes as an argument of this shape.
+    def find(self, tensor: torch.Tensor, order: Sequence[int] | None, shape: Sequence[int]) -> Sharding:
+        """The sharding of a program's argument of this shape, which is a tensor with its dims in an order.
 
         Raises:
             ShardingError: an axis does not divide a dim of the argument, which may be padded to a bucket.
         """
-        _, sharding = self._placed.get(memory_of(tensor), (None, replicate(self.mesh, len(shape))))
+        known, sharding = self._placed.get(memory_of(tensor), (tensor, replicate(self.mesh, tensor.dim())))
+        if (known.shape, known.stride()) != (tensor.shape, tensor.stride()):  # another view of the memory
+            order = find_row_major_order(known)
+        if order is not None:
+            sharding = sharding.permute(order)
         if len(sharding.dims) != len(shape):
             return replicate(self.mesh, len(shape))
         if not sharding.divides(shape):

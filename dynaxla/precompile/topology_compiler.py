@@ -242,8 +242,8 @@ class ReportingCompiler(PartCompiler):
         origins = [*facts.origins[:first], *(facts.free[i] for i in facts.free_tensors)]
         given = [self.arguments[origin] if isinstance(origin, int) else origin for origin in origins]
         inputs = tuple(
-            replicate(plan.mesh, len(spec.shape)) if tensor is None else plan.find(tensor, spec.shape)
-            for tensor, spec in zip_longest(given, calls.inputs.values())
+            replicate(plan.mesh, len(spec.shape)) if tensor is None else plan.find(tensor, order, spec.shape)
+            for tensor, order, spec in zip_longest(given, outline.orders, calls.inputs.values())
         )
         results: list[Sharding | None] = [None] * len(calls.results)
         for argument, result in calls.donated.items():
@@ -255,8 +255,8 @@ class ReportingCompiler(PartCompiler):
         assert self._plan is not None
         facts, plan = self.graphs.facts, self._plan
         held = [*(self.arguments[position] for position in facts.weights), *facts.constants]
-        given = (held[i] for i in facts.folded)
-        inputs = tuple(plan.find(tensor, spec.shape) for tensor, spec in zip(given, calls.inputs.values(), strict=True))
+        given = ((held[i], facts.orders[i]) for i in facts.folded)
+        inputs = tuple(plan.find(*each, spec.shape) for each, spec in zip(given, calls.inputs.values(), strict=True))
         return GraphSharding(plan.mesh, inputs, tuple(replicate(plan.mesh, len(s.shape)) for s in calls.result_specs))
 
 

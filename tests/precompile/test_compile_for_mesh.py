@@ -253,3 +253,25 @@ def test_a_live_mesh_finds_what_was_compiled_for_it(train: bool, tmp_path: Path)
     assert loads == 1 + train
     assert compiles == 0 or train  # the sum and its gradient run op by op
     assert wrong < 1e-5
+
+
+def test_arguments_that_do_not_lie_row_major_are_split_where_the_rule_says() -> None:
+    """A transposed one, one that is repeated by a stride of 0, and an image in channels-last, for folded weights."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + y
+
+    turned, repeated = torch.ones(4, 8).t(), torch.ones(1, 4).expand(8, 4)
+    report = of_kind(
+        compile_for_target(model, (turned, repeated), target="cpu", mesh="data=4", shard="*=data"), "program"
+    )
+    assert report.memory.arguments_bytes == 2 * 8 * 4 * 4 // 4
+    assert report.collectives == ()
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.BatchNorm2d(8)).eval()
+    image = torch.ones(8, 4, 6, 6).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        reports = compile_for_target(net, (image,), target="cpu", mesh="data=4", shard="input=data; 0.weight=data")
+    assert [report.kind for report in reports] == ["weights", "program"]
+    assert reports[0].memory.arguments_bytes < sum(each.nbytes for each in net.state_dict().values())
+    assert reports[1].collectives == ()
