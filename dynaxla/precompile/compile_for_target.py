@@ -53,7 +53,7 @@ def compile_for_target(
     train: bool = False,
     out: str | Path | None = None,
     mesh: Mesh | str | None = None,
-    shard: Rules | str = {},  # noqa: B006 (it is read alone)
+    shard: Rules | str = "",
 ) -> list[ProgramReport]:
     """Captures a call, and compiles every program of it for a TPU topology. Nothing is computed, drawn or written.
 

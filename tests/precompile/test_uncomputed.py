@@ -14,6 +14,7 @@ import dynaxla
 from dynaxla.__main__ import main
 from dynaxla.errors import NotComputedError
 from dynaxla.precompile.program_report import ProgramReport
+from tests.lists import quick
 from tests.partition.test_fallback import triple
 from tests.precompile.test_compile_for_target import attention, conv_net, mlp
 
@@ -108,7 +109,7 @@ def recurrent() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("factory", [mlp, conv_net, attention, tied, recurrent])
+@pytest.mark.parametrize("factory", quick([mlp, conv_net, attention, tied, recurrent], conv_net, tied))
 @pytest.mark.parametrize("place", ["meta", "fake"])
 def test_weights_without_values_give_the_same_programs(
     place: str, factory: Callable[[], tuple[Any, ...]], train: bool
