@@ -275,3 +275,13 @@ def test_arguments_that_do_not_lie_row_major_are_split_where_the_rule_says() -> 
     assert [report.kind for report in reports] == ["weights", "program"]
     assert reports[0].memory.arguments_bytes < sum(each.nbytes for each in net.state_dict().values())
     assert reports[1].collectives == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [(["--mesh=data"], "AXIS=SIZE"), (["--mesh=data=3", "--shard=x=data"], "3 devices")]
+)
+def test_bad_usage(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["compile", f"{__name__}:net", "--target=cpu", *arguments])
+    assert caught.value.code == 2
+    assert told in " ".join(capsys.readouterr().err.split())
