@@ -1,8 +1,9 @@
 """Prints what a step and a prompt of language models cost on a TPU chip, by the real TPU compiler, without a TPU.
 
     python -m benchmarks.tpu_llm [--targets tpu:v5e:1x1 ...] [--models smollm2 llama-1b llama-8b] [--rows 1 16] [--room 2048]
+    python -m benchmarks.tpu_llm --models llama-8b --targets tpu:v5p:2x2x2 --mesh model=8
 
-Needs libtpu. Weights and caches are fake bfloat16 tensors of the device, so that an 8B model needs no memory here. A
+Needs libtpu. Weights are on "meta" and caches fake, bfloat16 tensors of the device: an 8B takes no memory here. A
 step's program reads one token per row and writes its keys and values into a static cache, whose memory is donated; a
 prompt's program reads 512 tokens of one row. Prints a line per program: compile seconds, memory, the least time on the
 chip, and tokens per second at that time. The least time uses XLA's count of bytes, which has bytes that are prefetched
@@ -13,7 +14,6 @@ reading every argument once are printed too.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -58,21 +58,38 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 128256,
         "head_dim": 128,
     },
+    "llama-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 80,
+        "vocab_size": 128256,
+        "head_dim": 128,
+    },
 }
 
 
-def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int) -> ProgramReport:
+def _rules(mesh: str, rows: int) -> str:
+    """Tensor parallel over `model`, with the heads of caches split as those of the projections that write them. An axis `data`
+    splits rows."""
+    batch = "data" if "data=" in mesh and rows > 1 else "-"
+    return f"tp_plan; *_ids={batch}; past_key_values.*.keys={batch},model; past_key_values.*.values={batch},model"
+
+
+def program(
+    shape: Mapping[str, Any], target: str, rows: int, tokens: int, room: int, mesh: str | None = None
+) -> ProgramReport:
     """The program of a call: `tokens` of each of `rows`, and caches of `room` places."""
     config = LlamaConfig(**shape, max_position_embeddings=room, dtype=torch.bfloat16)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(torch.device("dynaxla"))
-        stack.enter_context(torch.no_grad())
+    with torch.device("meta"), torch.no_grad():
         net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with FakeTensorMode(), torch.device("dynaxla"), torch.no_grad():  # a cache keeps the name of its device
         cache = StaticCache(config=config, max_cache_len=room)
         one = torch.zeros(rows, config.num_key_value_heads, 1, config.head_dim, dtype=torch.bfloat16)
         for layer in cache.layers:
             layer.lazy_initialization(one, one)
+    with torch.device("dynaxla"):
         call = {
             "input_ids": torch.ones(rows, tokens, dtype=torch.long),
             "position_ids": torch.arange(tokens)[None].expand(rows, tokens),
@@ -80,7 +97,15 @@ def program(shape: Mapping[str, Any], target: str, rows: int, tokens: int, room:
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        (report,) = dynaxla.compile_for_target(net, (), call, target=target, options={"fallback": "error"})
+        (report,) = dynaxla.compile_for_target(
+            net,
+            (),
+            call,
+            target=target,
+            options={"fallback": "error"},
+            mesh=mesh,
+            shard="" if mesh is None else _rules(mesh, rows),
+        )
     return report
 
 
@@ -94,25 +119,36 @@ def line(report: ProgramReport, tokens: int) -> str:
         f"(temporary {memory.temporaries_bytes / 1e6:.1f} MB, donated {memory.aliased_bytes / 1e6:.1f} MB)"
         f"{'' if report.fits else '  DOES NOT FIT'}  least time {seconds * 1e3:7.3f} ms by {report.roofline.bound}  "
         f"{tokens / seconds:9.0f} tokens/s; {once * 1e3:.3f} ms and {tokens / once:.0f} if what it is given is read once"
+        f"{_sent(report)}"
+    )
+
+
+def _sent(report: ProgramReport) -> str:
+    if report.devices == 1 or report.communication_s is None or report.roofline is None:
+        return ""
+    return (
+        f"  sends {report.sent_bytes / 1e6:.2f} MB per device in {len(report.collectives)} collectives, at least "
+        f"{report.communication_s * 1e6:.1f} us beside {report.roofline.compute_s * 1e6:.1f} us of compute"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=["smollm2", "llama-1b", "llama-8b"], choices=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16], help="of a step (default: 1 16)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0: none (default: %(default)s)")
     parser.add_argument("--room", type=int, default=2048, help="tokens of a row's cache (default: %(default)s)")
+    parser.add_argument("--mesh", help="partition over it, tensor parallel over its axis `model`: model=8")
     given = parser.parse_args()
-    dynaxla.use("cpu")  # computes nothing: the tensors are fake
+    dynaxla.use("cpu")
     for name in given.models:
         for target in given.targets:
             for rows, tokens in (*((rows, 1) for rows in given.rows), *([(1, given.prompt)] * bool(given.prompt))):
                 torch._dynamo.reset()
                 started = time.perf_counter()
                 try:
-                    told = line(program(SHAPES[name], target, rows, tokens, given.room), rows * tokens)
+                    told = line(program(SHAPES[name], target, rows, tokens, given.room, given.mesh), rows * tokens)
                 except CompileError as error:  # as where a chip has no room for it
                     told = str(error).splitlines()[0]
                 seconds = time.perf_counter() - started

@@ -103,6 +103,7 @@ class GraphCompiler:
         target: overrides the target that the options and the tensors' devices choose.
         client: overrides the target's client.
         make_part: makes the function of a compilable part; by default a `CompiledPart`.
+        place_inputs: says which inputs of a graph are on a mesh; by default those whose tensors are.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class GraphCompiler:
         target: Target | None = None,
         client: Any = None,
         make_part: MakePartFor | None = None,
+        place_inputs: Callable[[Sequence[Any]], InputPlacement] = InputPlacement.of,
     ) -> None:
         self._process = shared
         self._options = options
@@ -121,6 +123,7 @@ class GraphCompiler:
         self._target = target or (None if options.target is None else find_target(options.target))
         self._client = client
         self._make_part = make_part
+        self._place_inputs = place_inputs
         self._overridden = any(given is not None for given in (target, client, make_part))
         self._policies = _policies(self._target)
         self._boundary = Boundary(shared.recorder, options)
@@ -173,7 +176,7 @@ class GraphCompiler:
             default=_policies(self._target),
         )
         builder = self._builder()
-        self._placement = InputPlacement.of(example_inputs)
+        self._placement = self._place_inputs(example_inputs)
         tag = None if self._overridden else find_tag(module, builder, self._placement.listing)
 
         def plain(captured: Callable[[GraphModule], CapturedGraph]) -> Callable[..., Any]:

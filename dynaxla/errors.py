@@ -8,6 +8,7 @@
     ├── FrozenError                             DX140  a frozen function would have to compile
     ├── ForkError                               DX150  a forked child cannot use a device that its parent uses
     ├── ShardingError (ValueError)              DX160  a mesh or a sharding does not fit the devices or the tensor
+    ├── NotComputedError                        DX170  compiling for a device elsewhere computes nothing, and a value is needed
     ├── UnsupportedError                        DX200  options say fallback="error", and an op or a graph cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed                      DX301  torch-mlir rejected the graph
@@ -112,6 +113,12 @@ class ForkError(DynaxlaError):
 
 class ShardingError(DynaxlaError, ValueError):
     id = "DX160"
+
+
+class NotComputedError(DynaxlaError):
+    """Compiling for a device elsewhere computes nothing, and the program needs a value to go on."""
+
+    id = "DX170"
 
 
 class UnsupportedError(DynaxlaError):

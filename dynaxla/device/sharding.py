@@ -76,7 +76,7 @@ def shard(value: Any, mesh: Mesh, spec: Any, *, axis: str | None = None) -> Any:
         ShardingError: a spec does not fit a tensor, an axis does not divide a dim, or a pattern matches nothing.
     """
     if isinstance(value, nn.Module):
-        plan = _Patterns(mesh, spec, axis or mesh.axes[-1], set())
+        plan = ShardingPlan(mesh, spec, axis or mesh.axes[-1], set())
         made = _shard_module(value, mesh, plan.choose)
         plan.check(value)
         return made
@@ -122,7 +122,7 @@ def sharding(tensor: Tensor) -> Sharding | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Patterns:
+class ShardingPlan:
     """Chooses the shardings of a module's tensors by a plan."""
 
     mesh: Mesh
@@ -141,11 +141,15 @@ class _Patterns:
                 return parse_sharding(self.mesh, spec, tensor.shape, name)
         return replicate(self.mesh, tensor.dim())
 
+    def find_matches(self, names: Sequence[str]) -> set[str]:
+        """The patterns that match one of these names."""
+        return {pattern for pattern in self.plan if any(_matches(pattern, name) for name in names)}
+
     def check(self, module: nn.Module) -> None:
         """Raises ShardingError if a pattern matched no tensor and no module."""
-        names = [name for name, _ in module.named_modules()]
+        matched = self.matched | self.find_matches([name for name, _ in module.named_modules()])
         for pattern in self.plan:
-            if pattern not in self.matched and not any(_matches(pattern, name) for name in names):
+            if pattern not in matched:
                 raise ShardingError(f"{pattern!r} matches no parameter and no module", "see module.named_parameters()")
 
 

@@ -61,6 +61,27 @@ def list_collectives(hlo_text: str) -> Sequence[Collective]:
     return tuple(_list(hlo_text))
 
 
+def count_group(collective: Collective, devices: int) -> int:
+    """The number of devices that take part together in a collective of a program for so many devices."""
+    if collective.kind == "collective-permute":
+        return 2
+    return len(collective.groups[0]) if collective.groups else devices
+
+
+def count_sent_bytes(collective: Collective, devices: int) -> float:
+    """The bytes that each device sends at least, in a program for so many devices: those of a ring."""
+    group = count_group(collective, devices)
+    others = (group - 1) / group
+    if collective.kind == "all-reduce":
+        return 2 * others * collective.nbytes
+    if collective.kind == "reduce-scatter":
+        return (group - 1) * collective.nbytes
+    return float(collective.nbytes) if collective.kind in _SENT_WHOLE else others * collective.nbytes
+
+
+_SENT_WHOLE = ("collective-permute", "collective-broadcast", "ragged-all-to-all")
+
+
 def _list(hlo_text: str) -> Iterator[Collective]:
     for line in hlo_text.splitlines():
         found = _RESULT.search(line)

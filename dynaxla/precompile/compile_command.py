@@ -6,21 +6,25 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaxla.errors import DynaxlaError, OptionError, TargetError
+from dynaxla.errors import DynaxlaError, OptionError, ShardingError, TargetError
 
 if TYPE_CHECKING:
-    from dynaxla.precompile.program_report import Compilation
+    from dynaxla.precompile.program_report import Compilation, ProgramReport
 
 _DESCRIPTION = """Compiles every program of a model for a TPU topology, on a machine without a TPU, prints what each takes
 there, and writes a package of them. Exit status: 0 if every program compiled and fits the chip, 1 if not, 2 for bad usage."""
 _BUCKET = """dims that vary, and their buckets: tokens:1,mask:1=8,16,32 (these), pixels:0=2..64 (the default policy's, from
 the bucket of 2 to 64); dims of one --bucket always have one size; may be given several times, for every combination"""
+
+_SHARD = """how arguments and weights are sharded over the mesh: rules such as '*.q_proj.weight=model;input_ids=data', a file
+of them, or tp_plan for a transformers model's own"""
 
 
 def add_compile_command(commands: Any) -> None:
@@ -36,6 +40,8 @@ def add_compile_command(commands: Any) -> None:
     parser.add_argument("--target", required=True, help="a TPU topology, such as tpu:v5e:1x1; or cpu")
     parser.add_argument("--bucket", action="append", default=[], metavar="ARG:DIM[,...]=SIZES", help=_BUCKET)
     parser.add_argument("--train", action="store_true", help="compile the backward too, of the sum of all results")
+    parser.add_argument("--mesh", metavar="AXIS=SIZE[,...]", help="partition programs over devices of the topology")
+    parser.add_argument("--shard", default="", metavar="RULES", help=_SHARD)
     parser.add_argument("--options", default="{}", metavar="JSON", help="torch.compile's options, as a JSON object")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write a package into a folder that is not there yet")
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
@@ -67,15 +73,16 @@ def _compile(given: argparse.Namespace, parser: argparse.ArgumentParser) -> Comp
     built = factory()  # what it raises is the user's own, and reaches them with its traceback
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
         parser.error(f"{given.factory} must give (model, args) or (model, args, kwargs), args a tuple")
-    from dynaxla.precompile.compile_for_target import compile_and_report
+    from dynaxla.precompile.compile_for_target import compile_and_report, plan_mesh
     from dynaxla.precompile.declared_dims import DeclaredDims
 
     model, args, *rest = built
     kwargs = rest[0] if rest else {}
     try:
         declared = [DeclaredDims.parse(text) for text in given.bucket]
-        return compile_and_report(model, args, kwargs, given.target, options, declared, given.train, given.out)
-    except (TargetError, OptionError) as error:
+        plan = plan_mesh(model, given.mesh, given.shard)
+        return compile_and_report(model, args, kwargs, given.target, options, declared, given.train, given.out, plan)
+    except (TargetError, OptionError, ShardingError) as error:
         parser.error(str(error))
     except (DynaxlaError, OSError) as error:
         print(error, file=sys.stderr)
@@ -151,5 +158,20 @@ def print_table(compilation: Compilation) -> None:
             "yes" if report.fits else "NO",
         )
     Console(width=200).print(table)
+    for report in compilation.programs:
+        for line in list_communication(report):
+            print(line)
     for line in (*compilation.eager, *compilation.exact_shapes):
         print(line)
+
+
+def list_communication(report: ProgramReport) -> Iterator[str]:
+    """Says what a program sends between devices: a line of the whole, and one for each kind of collective."""
+    if report.devices == 1:
+        return
+    seconds, roofline = report.communication_s, report.roofline
+    least = "" if seconds is None else f", at least {seconds * 1e6:.1f} us of communication"
+    beside = "" if roofline is None else f" beside {roofline.compute_s * 1e6:.1f} us of compute"
+    yield f"{report.name} on {report.devices} devices sends {report.sent_bytes / 1e6:.2f} MB per device{least}{beside}"
+    for each, count in Counter(report.collectives).items():
+        yield f"  {count:4} x {each}"

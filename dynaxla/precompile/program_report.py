@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.package import PackagedFile
+from dynaxla.observe.collectives import Collective, count_group, count_sent_bytes
 from dynaxla.precompile.declared_dims import DeclaredDims
+from dynaxla.precompile.mesh_plan import MeshPlan
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.targets.chips import Chip, Roofline
 
@@ -31,6 +34,8 @@ class ProgramReport:
         padded: whether it takes every size of its bucket; else the exact sizes only.
         key: what it is found by.
         file: of the package, if there is one.
+        devices: over how many devices it is partitioned; all figures are those of one device.
+        collectives: what it sends between devices, in a loop once.
     """
 
     name: str
@@ -46,10 +51,23 @@ class ProgramReport:
     padded: bool = False
     key: str | None = None
     file: PackagedFile | None = None
+    devices: int = 1
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def fits(self) -> bool:
         return self.chip is None or self.memory.total_bytes <= self.chip.hbm_bytes
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a device sends to others at least, of all collectives together."""
+        return sum(count_sent_bytes(each, self.devices) for each in self.collectives)
+
+    @property
+    def communication_s(self) -> float | None:
+        """The least time of that over the chip's links; None where nothing is published of them."""
+        speed = None if self.chip is None else self.chip.links_bytes_per_s
+        return None if speed is None else self.sent_bytes / speed
 
     @property
     def hbm_bytes(self) -> int:
@@ -84,8 +102,27 @@ class ProgramReport:
             "intensity": self.intensity,
             "roofline_s": None if roofline is None else roofline.seconds,
             "bound": None if roofline is None else roofline.bound,
+            **({} if self.devices == 1 else self._document_devices()),
             "memory": {**asdict(memory), "total_bytes": memory.total_bytes, "hbm_bytes": self.hbm_bytes or None},
             "fits": self.fits,
+        }
+
+    def _document_devices(self) -> dict[str, Any]:
+        several = Counter(self.collectives)
+        return {
+            "devices": self.devices,
+            "sent_bytes": self.sent_bytes,
+            "communication_s": self.communication_s,
+            "collectives": [
+                {
+                    "kind": each.kind,
+                    "shape": each.shape,
+                    "bytes": each.nbytes,
+                    "devices": count_group(each, self.devices),
+                    "count": count,
+                }
+                for each, count in several.items()
+            ],
         }
 
 
@@ -120,6 +157,7 @@ class Compilation:
         refused: those that did not compile.
         eager: a line for each op that is not compiled.
         exact_shapes: a line for each part that is compiled for exact sizes only.
+        plan: the mesh, and how arguments and weights are sharded over it; None: programs are for one device.
     """
 
     target: str
@@ -132,6 +170,7 @@ class Compilation:
     refused: Sequence[Refusal]
     eager: Sequence[str]
     exact_shapes: Sequence[str]
+    plan: MeshPlan | None = None
 
     @property
     def complete(self) -> bool:
@@ -151,6 +190,7 @@ class Compilation:
                 {"dims": [f"{argument}:{dim}" for argument, dim in each.dims], "sizes": list(each.sizes)}
                 for each in self.declared
             ],
+            **({} if self.plan is None else self.plan.document()),
             "complete": self.complete,
             "programs": [program.document() for program in self.programs],
             "refused": [refusal.document() for refusal in self.refused],

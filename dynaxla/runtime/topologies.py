@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from dynaxla.errors import CompileError
 from dynaxla.isolation.children import ChildProcess
+from dynaxla.mesh import Mesh, Sharding
 from dynaxla.options import Limits
+from dynaxla.runtime import xla
+from dynaxla.runtime.client import CompiledModule
 from dynaxla.runtime.compile_worker import request_compile
 from dynaxla.runtime.executable_info import MemoryUse
-from dynaxla.runtime.loaded_executables import compress_executable
-from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest
+from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
+from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest, make_grid
 from dynaxla.runtime.xla import CompileRejected
 
 _START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy machine
@@ -77,10 +82,16 @@ class PjrtTopology:
                 hint="name a larger topology, or make a smaller mesh",
             )
         compiled: TopologyExecutable = self._ask(module, limits, partitions)
-        return TopologyProgram(compiled, lambda: str(self._ask(module, limits, partitions, hlo=True)))
+        return TopologyProgram(
+            compiled,
+            lambda: str(self._ask(module, limits, partitions, hlo=True)),
+            lambda mesh, results: self._ask(module, limits, partitions, grid=(mesh.shape, mesh.axes, results)),
+        )
 
-    def _ask(self, module: bytes | None, limits: Limits, partitions: int = 1, *, hlo: bool = False) -> Any:
-        request = TopologyRequest(self._environ, self.platform, self._topology, module, hlo, partitions=partitions)
+    def _ask(
+        self, module: bytes | None, limits: Limits, partitions: int = 1, *, hlo: bool = False, grid: Any = None
+    ) -> Any:
+        request = TopologyRequest(self._environ, self.platform, self._topology, module, hlo, partitions, grid)
         reply = request_compile(self.child, request, limits)
         if isinstance(reply, CompileRejected):
             what = f"the topology {self._topology!r}" if module is None else "the program"
@@ -91,12 +102,22 @@ class PjrtTopology:
         return reply
 
 
+OutputAxes = tuple[tuple[str, ...], ...] | None
+"""Of each dim of a result the axes over which it is split; dims at the end may be left out; None: no axes say it."""
+
+
 class TopologyProgram:
     """A program for an absent device: it can be stored and inspected, but not run."""
 
-    def __init__(self, compiled: TopologyExecutable, hlo_text: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        compiled: TopologyExecutable,
+        hlo_text: Callable[[], str],
+        read_axes: Callable[[Mesh, int], Sequence[OutputAxes]],
+    ) -> None:
         self._compiled = compiled
         self.hlo_text = hlo_text
+        self.read_axes = read_axes
 
     def serialize(self) -> bytes | None:
         """The executable in bytes that a client of such a device loads; None if the platform cannot serialize it."""
@@ -108,3 +129,22 @@ class TopologyProgram:
 
     def cost(self) -> dict[str, float]:
         return dict(self._compiled.cost)
+
+
+def read_result_shardings(
+    program: CompiledModule, results: Sequence[torch.Tensor], mesh: Mesh
+) -> tuple[Sharding | None, ...]:
+    """How the results of a program for a mesh are sharded; None for a result that no spec describes.
+
+    Args:
+        program: of a topology, or of a live client.
+        results: tensors with the results' shapes.
+    """
+    if isinstance(program, TopologyProgram):
+        found = program.read_axes(mesh, len(results))
+    else:
+        assert isinstance(program, PjrtExecutable)
+        grid = make_grid(program.handle.local_devices(), mesh.shape, mesh.axes)
+        found = xla.read_output_axes(program.handle, grid, len(results))
+    ranked = zip(found, (tensor.dim() for tensor in results), strict=True)
+    return tuple(None if axes is None else Sharding(mesh, axes + ((),) * (rank - len(axes))) for axes, rank in ranked)

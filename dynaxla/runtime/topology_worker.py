@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ class TopologyRequest(NamedTuple):
         module: StableHLO bytecode; None requests the description of the topology only.
         hlo: requests the text of the optimized program instead of the program.
         partitions: the number of devices, the topology's first ones, over which the module is partitioned.
+        grid: requests, in place of the program, the axes over which its results are split: of the mesh the devices along each
+            axis, and their names, and the number of results.
     """
 
     environ: Mapping[str, str]
@@ -33,6 +35,7 @@ class TopologyRequest(NamedTuple):
     module: bytes | None
     hlo: bool = False
     partitions: int = 1
+    grid: tuple[tuple[int, ...], tuple[str, ...], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,10 @@ def _compile(platform: str, topology: str, module: bytes, partitions: int) -> An
     return xla.compile_ahead(_topology(platform, topology).devices[:partitions], module)
 
 
-def answer_request(request: TopologyRequest) -> TopologyDescription | TopologyExecutable | str | CompileRejected:
-    """Answers a request: the topology's description, the program or its text, or the compiler's refusal."""
+def answer_request(
+    request: TopologyRequest,
+) -> TopologyDescription | TopologyExecutable | str | list[Any] | CompileRejected:
+    """Answers a request: the topology's description, the program, its text or its axes, or the compiler's refusal."""
     for name, value in request.environ.items():
         os.environ.setdefault(name, value)
     error = xla.load().Error
@@ -88,11 +93,23 @@ def answer_request(request: TopologyRequest) -> TopologyDescription | TopologyEx
     compiled = PjrtCompiled(handle)
     if request.hlo:
         return compiled.hlo_text()
+    if request.grid is not None:
+        shape, axes, results = request.grid
+        devices = _topology(request.platform, request.topology).devices[: request.partitions]
+        return xla.read_output_axes(handle, make_grid(devices, shape, axes), results)
     try:
         serialized = bytes(handle.serialize())
     except error:
         serialized = None
     return TopologyExecutable(serialized, compiled.memory_use(), compiled.cost())
+
+
+def make_grid(devices: Sequence[Any], shape: Sequence[int], axes: Sequence[str]) -> Any:
+    """JAX's mesh of devices, row-major."""
+    import jax
+    import numpy as np
+
+    return jax.sharding.Mesh(np.array(devices).reshape(tuple(shape)), tuple(axes))
 
 
 def _describe_topology(topology: Any) -> TopologyDescription:

@@ -19,6 +19,8 @@ class Chip:
         hbm_bytes: the size of its memory.
         hbm_bytes_per_s: peak memory bandwidth.
         source: the address of the published figures.
+        links_bytes_per_s: what it sends to other chips of a slice, over all its links: half of the published bandwidth of both
+            directions together; None: not published there.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Chip:
     hbm_bytes: int
     hbm_bytes_per_s: float
     source: str
+    links_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ TPU_CHIPS: Mapping[str, Chip] = MappingProxyType(
         for chip in (
             # 275 TFLOPS (bf16), 32 GiB, 1,200 GBps
             Chip("v4", 275 * _TERA, 32 * _GIB, 1200 * _GIGA, "https://cloud.google.com/tpu/docs/v4"),
-            # 197 TFLOPs (bf16), 16 GB, 819 GBps
-            Chip("v5e", 197 * _TERA, 16 * _GIB, 819 * _GIGA, "https://cloud.google.com/tpu/docs/v5e"),
-            # 459 TFLOPs (bf16), 95 GB, 2765 GBps
-            Chip("v5p", 459 * _TERA, 95 * _GIB, 2765 * _GIGA, "https://cloud.google.com/tpu/docs/v5p"),
-            # 918 TFLOPs (bf16), 32 GB, 1638 GBps
-            Chip("v6e", 918 * _TERA, 32 * _GIB, 1638 * _GIGA, "https://cloud.google.com/tpu/docs/v6e"),
+            # 197 TFLOPs (bf16), 16 GB, 819 GBps, bidirectional inter-chip interconnect 400 GBps per chip
+            Chip("v5e", 197 * _TERA, 16 * _GIB, 819 * _GIGA, "https://cloud.google.com/tpu/docs/v5e", 200 * _GIGA),
+            # 459 TFLOPs (bf16), 95 GB, 2765 GBps, bidirectional inter-chip interconnect 1200 GBps per chip
+            Chip("v5p", 459 * _TERA, 95 * _GIB, 2765 * _GIGA, "https://cloud.google.com/tpu/docs/v5p", 600 * _GIGA),
+            # 918 TFLOPs (bf16), 32 GB, 1638 GBps, bidirectional inter-chip interconnect 800 GBps per chip
+            Chip("v6e", 918 * _TERA, 32 * _GIB, 1638 * _GIGA, "https://cloud.google.com/tpu/docs/v6e", 400 * _GIGA),
         )
     }
 )

@@ -210,7 +210,7 @@ def test_a_program_that_is_refused_leaves_no_package(
 ) -> None:
     compile_rest = PjrtTopology.compile
 
-    def refuse_first(self: PjrtTopology, module: bytes, limits: Limits) -> Any:
+    def refuse_first(self: PjrtTopology, module: bytes, limits: Limits, partitions: int) -> Any:
         monkeypatch.setattr(PjrtTopology, "compile", compile_rest)
         raise CompileError("it does not fit")
 
