@@ -20,6 +20,7 @@ from dynaxla.fx.permutations import invert_permutation
 from dynaxla.mesh import Mesh, Sharding, Spec, parse_sharding, replicate
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.mesh_devices import MeshDevices
+from dynaxla.torch_api.modules import move_tensors
 from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
@@ -198,7 +199,7 @@ def _shard_module(module: Module, mesh: Mesh, choose: Callable[[str, Tensor], Sh
         found = shardings.get(id(tensor))
         return tensor.to(DEVICE_TYPE) if found is None else place(tensor, found[1])
 
-    module._apply(move)
+    move_tensors(module, move)
     return module
 
 

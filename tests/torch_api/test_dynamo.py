@@ -304,6 +304,19 @@ def test_modules_keep_hooks_and_what_they_are_compiled_to() -> None:
     assert modules.has_hooks(module)
 
 
+@boundary("modules.move_tensors")
+def test_all_tensors_of_a_module_are_moved() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    module.weight.grad = torch.ones(2)
+    weight = module.weight
+    modules.move_tensors(module, lambda tensor: tensor + 1)
+    assert module.weight is weight
+    assert module.weight.grad is not None
+    assert module.running_mean is not None
+    for tensor in (module.weight, module.weight.grad, module.running_mean + 1):
+        assert tensor.tolist() == [2, 2]
+
+
 @boundary("dynamo.backend_of", "dynamo.called_backend", "dynamo.name_of")
 @pytest.mark.parametrize("kind", ["module", "function", "in place"])
 def test_what_torch_compile_returned_knows_its_backend(kind: str) -> None:

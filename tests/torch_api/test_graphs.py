@@ -114,11 +114,12 @@ def test_inputs_are_known_as_weights_and_as_written() -> None:
     assert aot.get_forward_inputs() is None
 
 
-@boundary("aot.is_forward", "aot.is_backward", "aot.default_partition")
+@boundary("aot.is_forward", "aot.is_backward", "aot.default_partition", "aot.PART_OF_JOINT")
 def test_the_joint_graph_tells_forward_from_backward() -> None:
     def look(joint: GraphModule) -> Any:
         calls = joint.graph.find_nodes(op="call_function", target=aten.sin.default)
         cosines = joint.graph.find_nodes(op="call_function", target=aten.cos.default)
+        assert all(aot.PART_OF_JOINT in node.meta for node in (*calls, *cosines))
         return [[(aot.is_forward(n), aot.is_backward(n)) for n in nodes] for nodes in (calls, cosines)]
 
     found, forward, backward = _cut(look, torch.sin, torch.ones(3, requires_grad=True))
