@@ -13,11 +13,11 @@ from functools import partial
 from torch.fx import Graph
 
 from dynaxla.errors import ShardingError
-from dynaxla.isolation.forking import new_lock
 from dynaxla.lowering.call_graph import CallGraph, GraphSharding
 from dynaxla.mesh import Mesh, Sharding, replicate
 from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.pipeline import Pipeline
+from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.runtime.loaded_executables import PjrtExecutable
@@ -53,9 +53,10 @@ class ShardedProgram:
         self._calls = calls
         self._fold = fold
         self._graph: CallGraph | None = None
-        self._runs: dict[tuple[int, ...], Run] = {}
+        self._runs: ProgramCache[tuple[int, ...], Run] = ProgramCache(
+            pipeline.options.max_executables, pipeline.recorder
+        )
         self._latest: Executable | None = plain
-        self._lock = new_lock()
         self.run: Run = self._run_as_sharded
         if plain is not None:
             self._set_plain(plain)
@@ -100,24 +101,17 @@ class ShardedProgram:
 
     def _run_as_sharded(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         key = self._devices.key_of(arguments)
-        run = self._runs.get(key)
-        if run is None:
-            with self._lock:
-                run = self._runs.get(key) or self._add(key, arguments)
-        return run(arguments)
+        return self._runs.get_or_make(key, lambda: self._make(key, arguments))(arguments)
 
-    def _add(self, key: tuple[int, ...], arguments: Sequence[Buffer]) -> Run:
+    def _make(self, key: tuple[int, ...], arguments: Sequence[Buffer]) -> Run:
         shardings = [sharding_of(each) if place else None for each, place in zip(arguments, key, strict=True)]
         mesh = _common_mesh(shardings)
-        if mesh is None:
-            plain = self._compile(self._find_graph())
-            run = plain.run if self._runs else self._set_plain(plain)
-        else:
-            run = self._add_sharded(mesh, shardings)
-        self._runs[key] = run
-        return run
+        if mesh is not None:
+            return self._make_sharded(mesh, shardings)
+        plain = self._compile(self._find_graph())
+        return plain.run if self._runs else self._set_plain(plain)
 
-    def _add_sharded(self, mesh: Mesh, shardings: Sequence[Sharding | None]) -> Run:
+    def _make_sharded(self, mesh: Mesh, shardings: Sequence[Sharding | None]) -> Run:
         graph = self._find_graph()
         specs = list(graph.inputs.values())
         inputs = tuple(
