@@ -30,7 +30,7 @@ class GroupPartition:
     groups: dict[str, Groups]
 
     def arguments(self, name: str) -> tuple[list[int], int, list[int]]:
-        """The last arguments of `custom_ops.collectives` for a group of this process's."""
+        """The last arguments of `custom_ops.process_collectives` for a group of this process's."""
         groups = self.groups[name]
         return [number for group in groups for number in group], len(groups[0]), list(self.ranks)
 

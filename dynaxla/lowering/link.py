@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dynaxla.custom_ops.collectives import find_ranks
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD, read_spec
+from dynaxla.custom_ops.process_collectives import find_ranks
 from dynaxla.errors import ShardingError
 from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
 from dynaxla.lowering.stablehlo_functions import StablehloFunction

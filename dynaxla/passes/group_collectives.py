@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.custom_ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from dynaxla.custom_ops.process_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from dynaxla.distributed.group_table import GroupPartition, group_table
 from dynaxla.fx.edit import call_before
 from dynaxla.fx.graph_utils import tensors_of

@@ -13,7 +13,7 @@ import torch
 from dynaxla.errors import CompileError, DistributedError, DynaxlaError
 from dynaxla.isolation.forking import keep_alive
 from dynaxla.options import Limits
-from dynaxla.runtime import xla
+from dynaxla.runtime import process_clients, xla
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.joint_programs import JointExecutable, add_header, describe_module, split_header
 from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
@@ -70,7 +70,7 @@ class DeviceCpuClient(CpuClient):
         """
         self.check_unused()
         try:
-            self._client = xla.joined_cpu(processes.coordination, processes.rank, processes.size, host)
+            self._client = process_clients.joined_cpu(processes.coordination, processes.rank, processes.size, host)
         except self._error as error:
             raise DistributedError(f"the processes' clients did not join: {error}") from error
         self._devices = {each.process_index: each for each in self._client.devices()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaxla.errors import DistributedError, ExecutionError
-from dynaxla.runtime import xla
+from dynaxla.runtime import process_clients, xla
 from dynaxla.runtime.client import Buffer
 
 LOST_AFTER_S = 12.0
@@ -124,11 +124,11 @@ def meet_processes(
         service = None
         if rank == 0:
             address = f"{own}:{_free_port()}"
-            service = xla.start_coordinator(int(address.rpartition(":")[2]), size)
+            service = process_clients.start_coordinator(int(address.rpartition(":")[2]), size)
             publish(address)
         else:
             address = receive()
-        coordination = xla.connect_coordinator(address, rank, max(1, int(timeout_s)))
+        coordination = process_clients.connect_coordinator(address, rank, max(1, int(timeout_s)))
     except error as refusal:
         raise DistributedError(
             f"the processes did not meet: {refusal}", "is rank 0's host reached by the others?"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from dynaxla.runtime import xla
+from dynaxla.runtime import process_clients, xla
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 
@@ -138,14 +138,14 @@ def test_a_function_becomes_one_operation() -> None:
     assert "stablehlo.concatenate" in text
 
 
-@boundary(xla.joined_cpu)
+@boundary(process_clients.joined_cpu)
 def test_clients_join_at_a_coordinator() -> None:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    service = xla.start_coordinator(port, 1)
-    coordination = xla.connect_coordinator(f"127.0.0.1:{port}", 0, 60)
-    client = xla.joined_cpu(coordination, 0, 1, "127.0.0.1")
+    service = process_clients.start_coordinator(port, 1)
+    coordination = process_clients.connect_coordinator(f"127.0.0.1:{port}", 0, 60)
+    client = process_clients.joined_cpu(coordination, 0, 1, "127.0.0.1")
     (device,) = client.devices()
     assert device.process_index == 0
     executable = xla.compile_on(client, (device,), _module())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from dynaxla.bucketing.pad_rules import collectives as collectives_rules
-from dynaxla.custom_ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from dynaxla.bucketing.pad_rules import process_collectives as process_collectives_rules
+from dynaxla.custom_ops.process_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from dynaxla.ops import replica_collectives as collectives
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.replica_collectives import Groups
@@ -14,27 +14,27 @@ from dynaxla.ops.views import Ints
 OPS = OpFamily()
 
 
-@OPS.op(ALL_REDUCE, pad=collectives_rules.collective)
+@OPS.op(ALL_REDUCE, pad=process_collectives_rules.collective)
 def all_reduce(x: jax.Array, reduction: str, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.all_reduce(x, _rows(groups, size), reduction)
 
 
-@OPS.op(ALL_GATHER, pad=collectives_rules.all_gather)
+@OPS.op(ALL_GATHER, pad=process_collectives_rules.all_gather)
 def all_gather(x: jax.Array, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.all_gather(x if x.ndim else x[None], _rows(groups, size))
 
 
-@OPS.op(REDUCE_SCATTER, pad=collectives_rules.reduce_scatter)
+@OPS.op(REDUCE_SCATTER, pad=process_collectives_rules.reduce_scatter)
 def reduce_scatter(x: jax.Array, reduction: str, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.reduce_scatter(x, _rows(groups, size), reduction)
 
 
-@OPS.op(ALL_TO_ALL, pad=collectives_rules.all_to_all)
+@OPS.op(ALL_TO_ALL, pad=process_collectives_rules.all_to_all)
 def all_to_all(x: jax.Array, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.all_to_all(x, _rows(groups, size))
 
 
-@OPS.op(BROADCAST, pad=collectives_rules.collective)
+@OPS.op(BROADCAST, pad=process_collectives_rules.collective)
 def broadcast(x: jax.Array, root: int, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.broadcast(x, _rows(groups, size), root)
 
