@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynaxla.custom_kernels.register import register_lowering
     from dynaxla.custom_ops.constrain import constrain
     from dynaxla.device.device_loader import DeviceLoader
+    from dynaxla.device.launch import launch
     from dynaxla.device.registration import device_mode, use
     from dynaxla.device.sharding import fully_shard, make_mesh, shard, sharding
     from dynaxla.mesh import Mesh, Sharding
@@ -44,6 +45,7 @@ __all__ = [
     "dynaxla",
     "freeze",
     "fully_shard",
+    "launch",
     "make_mesh",
     "mark_bucketed",
     "plan_buckets",
@@ -72,6 +74,7 @@ _HOMES = {
     **dict.fromkeys(("fully_shard", "make_mesh", "shard", "sharding"), "dynaxla.device.sharding"),
     **dict.fromkeys(("Mesh", "Sharding"), "dynaxla.mesh"),
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
+    "launch": "dynaxla.device.launch",
 }
 
 

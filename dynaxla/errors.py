@@ -24,6 +24,9 @@
     │   └── CompileUnavailable                  DX324  nothing can be compiled or loaded: no process, no memory mappings
     ├── ExecutionError                          DX400  a run failed
     ├── PackageError                            DX500  a compiled function cannot be saved, or its saved form cannot be used
+    ├── DistributedError (RuntimeError)          DX600  processes cannot compute together
+    │   ├── ProcessLost                         DX610  a process ended, or did not come
+    │   └── ProgramsDiffer                      DX620  two processes wait for each other with different programs
     └── ServingError                            DX700  a server did not serve a request
         ├── RequestRejected (ValueError)        DX710  the request is invalid and can never be served
         │   └── RequestTooLarge                 DX711  the request's size is above the largest served
@@ -252,6 +255,36 @@ class ExecutionError(DynaxlaError):
 
 class PackageError(DynaxlaError):
     id = "DX500"
+
+
+class DistributedError(DynaxlaError, RuntimeError):
+    id = "DX600"
+
+
+class ProcessLost(DistributedError):
+    """Attributes:
+    ranks: of the processes that are lost; empty if they are not known.
+    """
+
+    id = "DX610"
+
+    def __init__(self, ranks: tuple[int, ...], because: str) -> None:
+        self.ranks = ranks
+        named = f"rank {', '.join(map(str, ranks))}" if ranks else "another process"
+        super().__init__(f"{named} is lost: {because}", "look at its own output; start all processes again")
+
+
+class ProgramsDiffer(DistributedError):
+    """Attributes:
+    rank, other: two processes that wait for each other.
+    """
+
+    id = "DX620"
+
+    def __init__(self, rank: int, program: str, other: int, others: str) -> None:
+        self.rank, self.other = rank, other
+        hint = "all processes must run the same programs, of the same sizes, in the same order"
+        super().__init__(f"rank {rank} waits with {program}, rank {other} with {others}", hint)
 
 
 class ServingError(DynaxlaError):

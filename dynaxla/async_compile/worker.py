@@ -86,7 +86,7 @@ class CompileClient(CpuClient):
             CompileError: XLA's compiler refused it, died of it, took too long or too much memory.
             CannotShip: XLA compiles it but cannot serialize it.
         """
-        serialized = self._worker.compile(module, limits, partitions)
+        serialized = self.worker.compile(module, limits, partitions)
         if serialized is None:
             raise CannotSerialize("XLA cannot serialize its program")
         return UnloadedExecutable(zlib.compress(serialized, level=1))

@@ -21,6 +21,7 @@ from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, DeviceTensors
 from dynaxla.runtime.host_padding import PaddedShape, is_padded_view, pad, to_row_major
+from dynaxla.runtime.joint_programs import JointExecutable
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import buffer_spec, upload, upload_readonly
 from dynaxla.runtime.weight_residency import PartWeights
@@ -41,7 +42,7 @@ class DeviceClient(DeviceTensors):
     def __init__(self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, copies: CopyKernels) -> None:
         self.platform = client.platform
         self.mesh_devices = client.mesh_devices
-        self._client = client
+        self.client = self._client = client
         self._memories = memories
         self._eager = eager
         self._copies = copies
@@ -81,6 +82,17 @@ class DeviceClient(DeviceTensors):
         memory = DeviceStorage(buffer_spec(buffer), buffer)
         memory.made_by = "a compiled graph"
         return self._memories.tensor(memory)
+
+    def assign(self, tensor: torch.Tensor, buffer: Buffer, made_by: str) -> None:
+        """Gives a tensor the elements of a buffer of its shape and dtype; of a tensor that is all of its memory nothing is
+        copied."""
+        memory, spec = self._memories.of(tensor), buffer_spec(buffer)
+        is_all = tensor.is_contiguous() and memory.spec.nbytes == spec.nbytes and memory.spec.dtype is spec.dtype
+        if is_all and not (tensor.is_neg() or tensor.is_conj()):
+            memory.rebind(buffer, spec, made_by)
+        else:
+            with torch.no_grad():
+                tensor.copy_(self.to_tensor(buffer))
 
     def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
         """A buffer never changes: what is written to the tensor later is in another one."""
@@ -141,6 +153,11 @@ class DeviceBinder(ArgumentBinder):
                 new = new if each.order is None else new.permute(each.order)
                 tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self._to_tensor(result) for i, result in enumerate(results)]
+
+    def note_sizes(self, program: Program, values: tuple[int, ...]) -> None:
+        """Has the processes of a program compare their sizes: in one bucket, a collective would take padding for elements."""
+        if isinstance(program.executable, JointExecutable):
+            program.executable.note_sizes(values)
 
     def _is_all(self, tensor: torch.Tensor, memory: DeviceStorage, order: Sequence[int] | None) -> bool:
         """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""

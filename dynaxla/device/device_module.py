@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +16,7 @@ from dynaxla.device.storage import DeviceStorages
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.runtime.transfers import memory_stats, wait_for
+from dynaxla.runtime.transfers import memory_stats
 from dynaxla.types import DEVICE_TYPE
 
 DeviceLike = torch.device | str | int | None
@@ -66,10 +68,55 @@ class Stream:
     def wait_stream(self, stream: Stream) -> None:
         """There is one, which waits for itself."""
 
+    def wait_event(self, event: Event) -> None:
+        """What was recorded comes before what follows: there is one stream."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event of what was submitted so far."""
+        return (event or Event(self._module)).record(self)
+
     def query(self) -> bool:
         """Whether all work is done: it is, after waiting for it."""
         self.synchronize()
         return True
+
+
+class Event:
+    """A moment of the one stream."""
+
+    def __init__(self, module: DeviceModule, enable_timing: bool = False) -> None:
+        self._module = module
+        self._is_timed = enable_timing
+        self._moment: float | None = None
+
+    def record(self, stream: Stream | None = None) -> Event:
+        """Marks what was submitted so far; a timed event waits for it."""
+        if self._is_timed:
+            self._module.synchronize()
+        self._moment = time.perf_counter()
+        return self
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """What was recorded comes before what follows: there is one stream."""
+
+    def query(self) -> bool:
+        """Whether what was recorded is done: it is, after waiting for it."""
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        """Waits for what was submitted."""
+        self._module.synchronize()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to another, both timed.
+
+        Raises:
+            ValueError: one of them was not recorded, or is not timed.
+        """
+        if self._moment is None or end_event._moment is None or not (self._is_timed and end_event._is_timed):
+            raise ValueError("both events must be recorded, and made with enable_timing=True")
+        return 1000 * (end_event._moment - self._moment)
 
 
 class DeviceModule(ModuleType):
@@ -85,6 +132,7 @@ class DeviceModule(ModuleType):
         self._force = force
         self._most_bytes = 0
         self._stream = Stream(self)
+        self.Stream, self.Event = self.stream_of, partial(Event, self)
 
     # What is there
 
@@ -146,7 +194,7 @@ class DeviceModule(ModuleType):
         for memory in self._memories:
             for buffer in memory.buffers:
                 try:
-                    wait_for(buffer)
+                    self._client.wait_for(buffer)
                 except ExecutionError as error:
                     raise memory.make_error(error) from error
 
@@ -155,6 +203,10 @@ class DeviceModule(ModuleType):
         return self._stream
 
     default_stream = current_stream
+
+    def stream_of(self, device: DeviceLike = None, priority: int = 0) -> Stream:
+        """The one stream, whatever its priority."""
+        return self.current_stream(device)
 
     @contextmanager
     def stream(self, stream: Stream | None) -> Iterator[None]:

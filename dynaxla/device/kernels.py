@@ -127,6 +127,8 @@ class DeviceKernels:
             aten._linalg_check_errors.default: self._check_errors,
             aten.is_set_to.default: self._is_set_to,
             aten.record_stream.default: lambda tensor, stream: None,
+            aten._chunk_cat.out: partial(self._chunk_cat_into, self._kernel(aten._chunk_cat.out)),
+            aten._foreach_copy_.default: partial(self._copy_each, self._kernel(aten._foreach_copy_.default)),
         }
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
@@ -239,6 +241,19 @@ class DeviceKernels:
         set_view_metadata(x, storage, spec.shape, strides, offset)
         return x
 
+    def resize_storage(self, memory: DeviceStorage, nbytes: int) -> int:
+        """Gives a memory another size, with what it had in front, and returns its new address. Without bytes it holds no
+        buffer; what it gets afterwards has any value."""
+        if memory.is_empty or nbytes == 0:
+            same = nbytes in (0, memory.spec.nbytes)  # freed for a while: it is an array of the same shape again
+            memory.rebind(None, None if same else TensorSpec((nbytes,), torch.uint8), "a resized storage")
+        else:
+            held = self._host.read(memory).reshape(-1).view(torch.uint8)[:nbytes]
+            grown = _new_elements((nbytes,), torch.uint8)
+            grown[: held.numel()] = held
+            self._host.fill(memory, grown, "a resized storage")
+        return self._memories.place(memory, nbytes)
+
     def _set_storage(
         self,
         x: torch.Tensor,
@@ -273,6 +288,33 @@ class DeviceKernels:
             other.stride(),
         )
         return same and torch_layout
+
+    def _chunk_cat_into(
+        self, own: Callable[..., Any], tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Into wider numbers, as FSDP reduces gradients, by a copy: eager casts them, too."""
+        if all(tensor.dtype is out.dtype for tensor in tensors):
+            return own(tensors, dim, num_chunks, out=out)  # type: ignore[no-any-return]
+        made = aten._chunk_cat.default(tensors, dim, num_chunks)
+        if made.shape != out.shape or torch.promote_types(made.dtype, out.dtype) is not out.dtype:
+            return own(tensors, dim, num_chunks, out=out)  # type: ignore[no-any-return]
+        return self.copies.copy_from(made, out)
+
+    def _copy_each(
+        self,
+        together: Callable[..., Any],
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        non_blocking: bool = False,
+    ) -> None:
+        """One program, or, into views of one memory, as FSDP makes them, a write for each."""
+        places = {id(get_attached_memory(target.untyped_storage())) for target in targets}
+        if len(places) == len(targets):
+            together(targets, sources, non_blocking)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            self.copies.copy_from(source, target, non_blocking)
+        torch.autograd.graph.increment_version(targets)
 
     def _cholesky(self, x: torch.Tensor, upper: bool = False) -> torch.Tensor:
         factor: torch.Tensor

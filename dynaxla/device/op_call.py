@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,9 +38,10 @@ class OnlyStrided(NotImplementedError):
 
 def check_index(device: torch.device | None) -> None:
     """Raises:
-    RuntimeError: the device is another than number 0.
+    RuntimeError: the device is another than number 0, or than the number that torchrun gave this process on its host: by
+        that, too, a process names its device.
     """
-    if device is not None and device.index:
+    if device is not None and device.index and str(device.index) != os.environ.get("LOCAL_RANK"):
         raise RuntimeError(
             f"{device} is none: torch's Python hooks know one device of a type; "
             f"dynaxla.use() chooses which device of the platform {DEVICE_TYPE}:0 is"

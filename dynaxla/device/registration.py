@@ -21,13 +21,16 @@ from dynaxla.device.lazy_mode import LazyMode
 from dynaxla.device.op_programs import OpProgramBuilder
 from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
+from dynaxla.distributed.process_groups import ProcessGroupMaker
 from dynaxla.errors import OptionError, TargetError
 from dynaxla.options import Options, check_device_mode
+from dynaxla.runtime.joined_client import DeviceCpuClient
 from dynaxla.runtime.mesh_devices import MeshDevices
-from dynaxla.runtime.pjrt_clients import PjrtClient, many_cpus
+from dynaxla.runtime.pjrt_clients import CpuClient, PjrtClient, many_cpus
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
+from dynaxla.torch_api.c10d import has_process_groups, register_backend
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
@@ -174,7 +177,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     sys.modules[module.__name__] = module
     kernels.register(find_supported_ops(shared.registered.current))
     register_autocast(kernels.kernels)
-    give_storages()
+    give_storages(kernels.resize_storage)
     exchange_by_dlpack(memories.adopt)
     give_generators(torch.device(DEVICE_TYPE, 0))
     keep_parameters()
@@ -188,6 +191,8 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         client.mesh_devices.on_replicated = memories.exchange
         client.mesh_devices.find_sharding = lambda tensor: find_sharding(memories.of(tensor))
     on_device = DeviceClient(client, memories, eager, kernels.copies)
+    if has_process_groups():
+        register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
     return RegisteredDevice(platform, client, memories, eager, kernels)
@@ -223,6 +228,8 @@ def _client(platform: str, devices: int | None) -> PjrtClient:
         raise TargetError(f"{platform} has {count} devices, not {devices}", "name no number of devices, or the CPU")
     if count > 1:
         client.read_sharded_by(MeshDevices(client))
+    elif isinstance(client, CpuClient):
+        return DeviceCpuClient()
     return client
 
 

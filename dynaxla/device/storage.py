@@ -311,15 +311,20 @@ class DeviceStorages:
         """A tensor with a storage of its own for a memory: the array itself, and row-major, where nothing else is said."""
         array = memory.spec
         spec = tensor or array
-        with self._lock:
-            address = self._next
-            self._next += (array.nbytes // _APART + 1) * _APART
-            self._live.add(address, memory)
+        address = self.place(memory, array.nbytes)
         made = tensor_at(
             address, spec.dtype, array.nbytes, spec.shape, strides or (None if spec.nbytes else spec.strides)
         )
         attach_memory(made.untyped_storage(), memory)
         return made
+
+    def place(self, memory: DeviceStorage, nbytes: int) -> int:
+        """A new address for a memory of so many bytes."""
+        with self._lock:
+            address = self._next
+            self._next += (nbytes // _APART + 1) * _APART
+            self._live.add(address, memory)
+        return address
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gives a tensor that torch made of the address of another one's elements, as for DLPack, that one's memory.

@@ -57,6 +57,11 @@ class OpCall:
         return f"{readable}.{hashlib.sha256(self.key.encode()).hexdigest()[:32]}"
 
     @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The positional arguments, with specs in place of tensors."""
+        return tuple(tree_unflatten(list(self.leaves), self.treespec)[0])
+
+    @property
     def operands(self) -> tuple[TensorSpec, ...]:
         """The specs of the tensor operands."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dynaxla.passes import (
     constant_lifting,
     donated_inputs,
+    group_collectives,
     higher_order_calls,
     host_constants,
     in_place_writes,
@@ -30,6 +31,7 @@ FOR_PARTS = (
     donated_inputs.PASS,
     host_constants.PASS,
     constant_lifting.PASS,
+    group_collectives.PASS,
     higher_order_calls.PASS,
     seed_inputs.PASS,
     *REWRITES,

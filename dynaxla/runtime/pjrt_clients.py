@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dynaxla.cache.environment_key import host, threads
-from dynaxla.errors import CompileError, ExecutionError, ForkError
+from dynaxla.errors import CompileError, DynaxlaError, ExecutionError, ForkError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import LOADING, hold_across_forks, keep_alive, notify_after_fork
 from dynaxla.options import Limits
@@ -149,7 +149,24 @@ class PjrtClient:
         try:
             return from_capsule(self._export(buffer))
         except self._error as error:
-            raise async_run_error(error) from error
+            raise self.make_run_error(error) from error
+
+    def make_run_error(self, error: Exception) -> DynaxlaError:
+        """The error to raise when a buffer is read whose run failed."""
+        return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")
+
+    def wait_for(self, buffer: Buffer, timeout_s: float | None = None) -> None:
+        """Waits for the run that computes a buffer; returns at once for a deleted (donated) buffer.
+
+        Raises:
+            ExecutionError: the run failed.
+        """
+        if buffer.is_deleted():
+            return
+        try:
+            buffer.block_until_ready()
+        except self._error as error:
+            raise self.make_run_error(error) from error
 
 
 class CpuClient(PjrtClient):
@@ -160,23 +177,25 @@ class CpuClient(PjrtClient):
 
     Args:
         devices: how many devices the processor is shown as; None: as many as XLA_FLAGS says, else one.
+
+    Attributes:
+        worker: compiles.
     """
 
     shares_host_memory = True
 
-    def __init__(self, devices: int | None = None) -> None:
+    def __init__(self, devices: int | None = None, worker: CompileWorker | None = None) -> None:
         self._count = () if devices is None else (devices,)
         client = xla.embedded_cpu(*self._count)
         super().__init__(client, client.devices()[0], "cpu")
         # No fork may happen during a native load, which holds locks of its own.
         self._loading = threading.RLock()
         hold_across_forks(self._loading, depth=LOADING)
-        side_by_side = min(MAX_COMPILERS, max(1, threads() // CORES_PER_COMPILE))
         self._mappings = MmapLimit()
-        self._worker = CompileWorker(KnownFailures(failures_file("jaxlib")), most=side_by_side)
+        self.worker = worker or CompileWorker(KnownFailures(failures_file("jaxlib")), most=_compilers())
 
     def prepare(self) -> None:
-        self._worker.pool.start()
+        self.worker.pool.start()
 
     @property
     def device(self) -> Any:
@@ -207,7 +226,7 @@ class CpuClient(PjrtClient):
         Raises:
             CompileError: XLA's compiler refused the module, crashed, or took too much time or memory.
         """
-        serialized = self._worker.compile(module, limits, partitions)
+        serialized = self.worker.compile(module, limits, partitions)
         if serialized is None:
             return super().compile(module, limits, partitions)
         return self.load(compress_executable(serialized), partitions)
@@ -251,7 +270,7 @@ class CudaClient(PjrtClient):
         try:
             return from_capsule(self._export(buffer, stream=stream or None))
         except self._error as error:
-            raise async_run_error(error) from error
+            raise self.make_run_error(error) from error
 
 
 class HostTransferClient(PjrtClient):
@@ -274,7 +293,12 @@ class HostTransferClient(PjrtClient):
         try:
             return host.to_tensor(xla.copy_to_device(buffer, host.device))
         except self._error as error:
-            raise async_run_error(error) from error
+            raise self.make_run_error(error) from error
+
+
+def _compilers() -> int:
+    """The number of programs compiled in parallel."""
+    return min(MAX_COMPILERS, max(1, threads() // CORES_PER_COMPILE))
 
 
 @cache
@@ -287,8 +311,3 @@ def cpu_client() -> CpuClient:
 def many_cpus(devices: int) -> CpuClient:
     """A client that shows the processor as several devices."""
     return CpuClient(devices)
-
-
-def async_run_error(error: Exception) -> ExecutionError:
-    """The error to raise when a buffer is read whose run failed."""
-    return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")

@@ -55,20 +55,6 @@ def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
         raise ExecutionError(str(error)) from error
 
 
-def wait_for(buffer: Buffer) -> None:
-    """Waits for the run that computes a buffer; returns at once for a deleted (donated) buffer.
-
-    Raises:
-        ExecutionError: the run failed.
-    """
-    if buffer.is_deleted():
-        return
-    try:
-        buffer.block_until_ready()
-    except xla.load().Error as error:
-        raise ExecutionError(str(error)) from error
-
-
 def buffer_spec(buffer: Buffer) -> TensorSpec:
     """The shape and dtype of a buffer."""
     return _spec(buffer.shape, buffer.dtype)

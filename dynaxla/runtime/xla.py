@@ -7,12 +7,13 @@ process uses it. Written for jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
+from dynaxla.runtime.hlo_text import has_exact_fusions
 
 _LAPACK = "lapack_"
 """Prefix of the LAPACK functions that JAX's lowerings call."""
@@ -111,6 +112,30 @@ class MlirBindings:
 def mlir() -> MlirBindings:
     """Imports the bindings once per process."""
     return MlirBindings()
+
+
+def new_primitive(
+    name: str, infer_shape: Callable[..., tuple[int, ...]], emit: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Makes a JAX function that is lowered to one operation, whose result has its operand's dtype.
+
+    Args:
+        infer_shape: gives the result's shape, of the operand's shape and the parameters.
+        emit: makes the operation, of the result's MLIR type, the operand and the parameters; returns the result.
+    """
+    from jax.extend.core import Primitive
+    from jax.interpreters.mlir import register_lowering
+
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x, **parameters: x.update(shape=infer_shape(x.shape, **parameters)))
+
+    def lower(context: Any, operand: Any, **parameters: Any) -> list[Any]:
+        (result,) = context.avals_out
+        ranked = mlir().ir.RankedTensorType
+        return [emit(ranked.get(result.shape, ranked(operand.type).element_type), operand, **parameters)]
+
+    register_lowering(primitive, lower)
+    return primitive.bind  # type: ignore[no-any-return]
 
 
 def settings() -> Mapping[str, str]:
@@ -219,24 +244,35 @@ def topology(platform: str, name: str) -> Any:
     return topologies.get_topology_desc(platform=platform, topology_name=name)
 
 
-def compile_options(devices: Sequence[Any]) -> Any:
-    """XLA's options for a program of one device, or for one that Shardy partitions over several."""
+def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
+    """XLA's options for a program of one device, for one that Shardy partitions over several, or for one that each of several
+    runs."""
     import numpy as np
 
     xla_client = load().xla_client
     options = xla_client.CompileOptions()
-    options.num_replicas = 1
-    options.num_partitions = len(devices)
-    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id for device in devices]]))
-    if len(devices) > 1:
+    count = len(devices)
+    options.num_replicas, options.num_partitions = (count, 1) if replicas else (1, count)
+    ids = np.array([[device.id for device in devices]])
+    options.device_assignment = xla_client.DeviceAssignment.create(ids.T if replicas else ids)
+    if options.num_partitions > 1:
         built = options.executable_build_options
         built.use_spmd_partitioning = built.use_shardy_partitioner = True
         built.allow_spmd_sharding_propagation_to_output = [True]  # of all results
     return options
 
 
+def processes_of(module: bytes | str) -> tuple[int, ...] | None:
+    """The processes that run a module together, by the comment that it begins with; None: one alone."""
+    found = _JOINT.match(module if isinstance(module, bytes) else module.encode())
+    return None if found is None else tuple(map(int, found[1].split(b",")))
+
+
+_JOINT = re.compile(rb"// joint ([\d,]+)\n")
+
+
 def compile_on(client: Any, devices: Sequence[Any], module: bytes | str) -> Any:
-    """Compiles and loads a StableHLO module (bytecode or text).
+    """Compiles and loads a StableHLO module (bytecode or text), partitioned over these devices, or run by each of them.
 
     On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
 
@@ -246,7 +282,8 @@ def compile_on(client: Any, devices: Sequence[Any], module: bytes | str) -> Any:
     Raises:
         Jaxlib.Error: XLA refused the module.
     """
-    options, listed = compile_options(devices), load().jax.DeviceList(tuple(devices))
+    options = compile_options(devices, replicas=processes_of(module) is not None)
+    listed = load().jax.DeviceList(tuple(devices))
     _prepare_calls(module)
     with load().TracebackScope():
         executable = client.compile_and_load(module, listed, options)
@@ -302,10 +339,10 @@ def compile_ahead(devices: Sequence[Any], module: bytes) -> Any:
         return devices[0].client.compile(bindings.ir.Module.parse(module), listed, compile_options(devices))
 
 
-def load_on(client: Any, devices: Sequence[Any], serialized: bytes) -> Any:
-    """Loads an executable that `compile_module` serialized for so many devices."""
+def load_on(client: Any, devices: Sequence[Any], serialized: bytes, *, replicas: bool = False) -> Any:
+    """Loads an executable that `compile_module` serialized for so many devices, or that each of them runs."""
     _prepare_calls(serialized)
-    options, listed = compile_options(devices), load().jax.DeviceList(tuple(devices))
+    options, listed = compile_options(devices, replicas=replicas), load().jax.DeviceList(tuple(devices))
     with load().TracebackScope():
         return client.deserialize_executable(serialized, listed, options)
 
@@ -324,10 +361,11 @@ class ModuleRequest(NamedTuple):
 
 def compile_module(request: ModuleRequest) -> SerializedExecutable | CompileRejected:
     """Compiles a module for the embedded CPU client and serializes the executable; runs in the child process."""
-    client = embedded_cpu() if request.partitions == 1 else embedded_cpu(request.partitions)
+    count = max(request.partitions, len(processes_of(request.module) or ()))
+    client = embedded_cpu() if count == 1 else embedded_cpu(count)
     error = load().Error
     try:
-        executable = compile_on(client, client.devices()[: request.partitions], request.module)
+        executable = compile_on(client, client.devices()[:count], request.module)
     except error as refusal:
         return CompileRejected(str(refusal))
     try:
@@ -341,58 +379,3 @@ WITHOUT_REDUCTIONS = (
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
 )
 """XLA's option of fusions for the library, and its default value without reductions."""
-
-_MOVE_OPCODES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
-_EXACT_OPCODES = frozenset("add subtract multiply divide negate abs".split())
-_COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-_CALLED = re.compile(r"calls=([^\s,]+).*__ynn_fusion")
-_INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?:.*to_apply=([^\s,]+))?")
-
-
-class _Instruction(NamedTuple):
-    root: str
-    name: str
-    element: str
-    opcode: str
-    operands: str
-    reducer: str
-
-
-def has_exact_fusions(hlo: str) -> bool:
-    """Whether the library computes XLA's numbers: it reduces nothing, or only sums values that it computes as XLA does.
-
-    In jaxlib 0.10.2 the library drops NaN in maxima and minima, omits conversions to narrower types and back, and its
-    `exp` overflows before the result does.
-
-    Args:
-        hlo: the text of an optimized module, as `HloPrintOptions.short_parsable` prints it.
-    """
-    computations: Mapping[str, str] = dict(_COMPUTATION.findall(hlo))
-    return all(_keeps_fusion(computations[name], computations) for name in _CALLED.findall(hlo))
-
-
-def _keeps_fusion(fusion: str, computations: Mapping[str, str]) -> bool:
-    if " reduce(" not in fusion and " reduce-window(" not in fusion:
-        return True
-    instructions = list(_instructions(fusion))
-    parameters = {each.name for each in instructions if each.opcode == "parameter"}
-    return len(instructions) == len(fusion.splitlines()) and all(
-        _is_same(each, parameters, computations) for each in instructions
-    )
-
-
-def _instructions(computation: str) -> Iterator[_Instruction]:
-    for line in computation.splitlines():
-        if found := _INSTRUCTION.match(line):
-            yield _Instruction(*found.groups(default=""))
-
-
-def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapping[str, str]) -> bool:
-    """Whether the library computes the instruction as XLA does."""
-    if instruction.opcode == "convert":  # the library may omit a chain of conversions
-        return bool(instruction.root) or instruction.operands in parameters
-    if instruction.opcode == "reduce":
-        return " add(" in computations[instruction.reducer]
-    return instruction.opcode in _MOVE_OPCODES or (
-        instruction.opcode in _EXACT_OPCODES and instruction.element in ("f32", "f64")
-    )

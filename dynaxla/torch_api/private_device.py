@@ -239,12 +239,18 @@ def _hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
 
 
-def give_storages() -> None:
-    """Has `torch.UntypedStorage(bytes, device=...)` create storages of the device, for clone, deepcopy and torch.load.
+def give_storages(resize: Callable[[Any, int], int]) -> None:
+    """Has `torch.UntypedStorage(bytes, device=...)` create storages of the device, for clone, deepcopy and torch.load, and
+    `storage.resize_` change their sizes, for all tensors of the storage.
 
-    torch creates storages with a device's allocator, which only C++ can register.
+    torch does both with a device's allocator, which only C++ can register.
+
+    Relies on `_swap_data_ptr_` of storages, which exchanges what they refer to, sizes included.
+
+    Args:
+        resize: gives what `attach_memory` attached another size in bytes; returns the new address.
     """
-    made = torch._C.StorageBase.__new__
+    made, own_resize = torch._C.StorageBase.__new__, torch.UntypedStorage.resize_
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -253,7 +259,17 @@ def give_storages() -> None:
         nbytes = args[0] if args else kwargs.get("size", 0)
         return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
 
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != get_registered_device_type():
+            return own_resize(self, size)  # type: ignore[no-any-return]
+        if size != self.nbytes():
+            address = resize(get_attached_memory(self), size)
+            for nbytes in (0, size):  # one of two storages that are exchanged has to be empty
+                self._swap_data_ptr_(_storage(address, _device(), nbytes))  # type: ignore[attr-defined]
+        return self
+
     torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
 
 def answer_for_accelerator(module: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from dynaxla.runtime import xla
+from dynaxla.runtime import process_clients, xla
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 
@@ -114,3 +115,44 @@ def test_jaxs_threads_can_be_replaced() -> None:
     assert type(mlir.global_thread_pool) is type(before)
     assert mlir.global_thread_pool is not before
     assert "stablehlo.add" in str(jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compiler_ir("stablehlo"))
+
+
+@boundary(xla.processes_of)
+def test_a_module_of_several_processes_is_compiled() -> None:
+    module = b"// joint 3,5\n" + _module()
+    assert xla.processes_of(module) == (3, 5)
+    assert xla.processes_of(_module()) is None
+    compiled = xla.compile_module(xla.ModuleRequest(module))
+    assert isinstance(compiled, xla.SerializedExecutable)
+    assert compiled.executable is not None
+
+
+@boundary(xla.new_primitive)
+def test_a_function_becomes_one_operation() -> None:
+    def emit(type: Any, operand: Any, *, times: int) -> Any:
+        return xla.mlir().stablehlo.ConcatenateOp([operand] * times, 0).result
+
+    repeat = xla.new_primitive("repeat_rows", lambda shape, times: (times * shape[0],), emit)
+    text = str(jax.jit(lambda x: repeat(x, times=3)).lower(jnp.zeros(4)).compiler_ir("stablehlo"))
+    assert "tensor<12xf32>" in text
+    assert "stablehlo.concatenate" in text
+
+
+@boundary(process_clients.joined_cpu)
+def test_clients_join_at_a_coordinator() -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    service = process_clients.start_coordinator(port, 1)
+    coordination = process_clients.connect_coordinator(f"127.0.0.1:{port}", 0, 60)
+    client = process_clients.joined_cpu(coordination, 0, 1, "127.0.0.1")
+    (device,) = client.devices()
+    assert device.process_index == 0
+    executable = xla.compile_on(client, (device,), _module())
+    argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
+    ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
+    result.block_until_ready()
+    assert result.is_ready()
+    assert from_capsule(xla.load().to_capsule(result)).tolist() == [1, 1, 1, 1]
+    coordination.shutdown()
+    service.shutdown()

@@ -125,7 +125,7 @@ def test_what_torch_asks_beside_kernels() -> None:
     _run("""
 kernels.add(torch.ops.aten.empty.memory_format,
             lambda size, **o: wall.tensor_at(1 << 61, o.get("dtype") or torch.float32, *size, size, (1,)))
-wall.give_storages()
+wall.give_storages(lambda memory, size: 0)
 made = torch.UntypedStorage(16, device="wall")
 assert (made.device.type, made.nbytes()) == ("wall", 16) and torch.UntypedStorage(4).nbytes() == 4
 wall.answer_for_accelerator(module)

@@ -37,12 +37,12 @@ def view(call: RuleContext) -> PaddedValue:
     try:
         dims = regroup(value.dims, call.true_sizes)
     except Unpaddable:
-        value, dims = _gather_to(call, value, call.true_sizes)
+        value, dims = gather_to(call, value, call.true_sizes)
     node = call.build.emit(aten.view.default, value.node, [padded_size(d) for d in dims])
     return call.result(node, dims, value.fill)
 
 
-def _gather_to(call: RuleContext, value: PaddedValue, sizes: Sequence[Size]) -> tuple[PaddedValue, tuple[Dim, ...]]:
+def gather_to(call: RuleContext, value: PaddedValue, sizes: Sequence[Size]) -> tuple[PaddedValue, tuple[Dim, ...]]:
     """Gathers the real elements to the positions of dims of these sizes, one run each. Returns the value and the dims."""
     before = 0
     while before < min(len(sizes), len(value.dims)) and size_of_dim(value.dims[before]) == sizes[before]:

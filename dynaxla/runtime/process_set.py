@@ -1,0 +1,159 @@
+"""The processes that compute together: how they meet, how one waits for the others, and what is told when one is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynaxla.errors import DistributedError, ExecutionError
+from dynaxla.runtime import process_clients, xla
+from dynaxla.runtime.client import Buffer
+
+LOST_AFTER_S = 12.0
+"""A process of which nothing was heard for so long is lost."""
+
+VERDICT_S = 2 * LOST_AFTER_S
+"""After a failed run, so long is waited for the reason: gloo knows that a connection ended, the heartbeat whose."""
+
+_LOOK_S = 0.2
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 20e-6, 2e-3
+
+
+@dataclass(slots=True, eq=False)
+class ProcessSet:
+    """This process and those that it computes with.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: the number of processes.
+        coordination: the process's client of JAX's coordination service.
+        service: the service, where this process runs it.
+        failure: why nothing can be computed together any more; None as long as it can.
+        find_reason: looks for a process that has ended, and says so by `fail`.
+    """
+
+    rank: int
+    size: int
+    coordination: Any
+    service: Any
+    failure: DistributedError | None = None
+    find_reason: Callable[[], None] = lambda: None
+    _told: threading.Event = field(default_factory=threading.Event)
+
+    def fail(self, error: DistributedError) -> None:
+        """From now on, what waits for other processes raises an error; the first one stays."""
+        if self.failure is None:
+            self.failure = error
+            self._told.set()
+
+    def check(self) -> None:
+        """
+        Raises:
+            DistributedError: a process was lost, or computes something else.
+        """
+        if self.failure is not None:
+            raise self.failure
+
+    def disconnect(self) -> None:
+        """Leaves the coordination service together with all others.
+
+        Raises:
+            RuntimeError: they did not.
+        """
+        self.coordination.shutdown()
+        if self.service is not None:
+            self.service.shutdown()
+
+    def wait_for(self, buffer: Buffer, timeout_s: float | None = None) -> None:
+        """Waits for the run that computes a buffer, for which other processes may be needed.
+
+        Raises:
+            DistributedError: a process was lost or computes something else, or the time is over.
+            ExecutionError: the run failed.
+        """
+        started, pause = time.monotonic(), _SHORTEST_WAIT_S
+        while not (buffer.is_deleted() or buffer.is_ready()):
+            self.check()
+            if timeout_s is not None and time.monotonic() - started > timeout_s:
+                raise DistributedError(
+                    f"the other processes did not come within {timeout_s:g} s", "is a process waiting elsewhere?"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT_S)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Waits for what another process does.
+
+        Raises:
+            DistributedError: a process was lost.
+        """
+        while not is_so():
+            self.check()
+            time.sleep(_LONGEST_WAIT_S)
+
+    def explain(self, error: Exception) -> DistributedError | ExecutionError:
+        """What to raise for a run that failed: why the processes cannot compute together, if that is soon known."""
+        if "gloo" not in str(error).lower() and "connection" not in str(error).lower():
+            return ExecutionError(str(error))
+        until = time.monotonic() + VERDICT_S
+        while self.failure is None and time.monotonic() < until:
+            self.find_reason()
+            self._told.wait(_LOOK_S)
+        return self.failure or DistributedError(f"a process left a collective: {error}", "look at its own output")
+
+
+def meet_processes(
+    rank: int, size: int, own: str, publish: Callable[[str], None], receive: Callable[[], str], timeout_s: float
+) -> ProcessSet:
+    """Meets the other processes at a coordination service that rank 0 starts.
+
+    Args:
+        own: where the others reach this process's host.
+        publish: tells the others the service's address, in rank 0.
+        receive: gives the address in the others; waits for it.
+
+    Raises:
+        DistributedError: the service could not start, or was not reached in time.
+    """
+    error = xla.load().Error
+    try:
+        service = None
+        if rank == 0:
+            address = f"{own}:{_free_port()}"
+            service = process_clients.start_coordinator(int(address.rpartition(":")[2]), size)
+            publish(address)
+        else:
+            address = receive()
+        coordination = process_clients.connect_coordinator(address, rank, max(1, int(timeout_s)))
+    except error as refusal:
+        raise DistributedError(
+            f"the processes did not meet: {refusal}", "is rank 0's host reached by the others?"
+        ) from refusal
+    return ProcessSet(rank, size, coordination, service)
+
+
+def find_own_address(known: str | None) -> str:
+    """Where other processes reach this host: the address from which it reaches a host that all of them know.
+
+    Args:
+        known: that host; None: there is none, and the host's own name is looked up.
+    """
+    try:
+        if known is None:
+            return socket.gethostbyname(socket.gethostname())
+        kind, _, _, _, address = socket.getaddrinfo(known, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

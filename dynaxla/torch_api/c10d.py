@@ -1,0 +1,201 @@
+"""torch.distributed: how a backend is registered, and what a process group has that is no public name.
+
+Relies on `torch.distributed.distributed_c10d`: its options of a group, gloo's group, the registry of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def has_process_groups() -> bool:
+    """Whether this build of torch has torch.distributed."""
+    return dist.is_available()
+
+
+def register_backend(name: str, make: Callable[..., Any]) -> None:
+    """Makes `name` a backend of `init_process_group` for tensors of the device of that name.
+
+    Args:
+        make: called as `make(options, backend_options)`, with `DistributedBackendOptions`; returns a process group.
+    """
+    dist.Backend.register_backend(name, make, extended_api=True, devices=[name])
+
+
+def make_gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """gloo's part of a process group, for tensors of the host. Waits for the group's other processes.
+
+    Relies on `ProcessGroupGloo`.
+    """
+    from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+    return ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _stores() -> Any:
+    """torch's module of stores and options. Relies on `torch._C._distributed_c10d`."""
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d
+
+
+def make_options(kind: str) -> Any:
+    """The default options of a collective: "Allreduce", "Allgather", "ReduceScatter", "AllToAll"."""
+    return getattr(_stores(), f"{kind}Options")()
+
+
+def prefix_store(prefix: str, store: Any) -> Any:
+    """A store whose keys begin with a prefix in another one."""
+    return _stores().PrefixStore(prefix, store)
+
+
+def completed_future(value: Any) -> torch.futures.Future:
+    """A future that has its value."""
+    future: torch.futures.Future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+_Group: Any = dist.ProcessGroup if dist.is_available() else object
+# Its methods are overloaded for C++; torch calls Python's with the arguments that are here.
+
+
+class PythonProcessGroup(_Group):  # type: ignore[misc]
+    """A process group whose collectives are Python's, for tensors of one device and for those of the host.
+
+    Relies on `_device_types` and `_get_backend`, by which torch asks a group for what it takes, and on the methods that C++
+    calls of Python's groups. Its collectives are hidden from Dynamo, which else captures what C++ calls between two graphs.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, FunctionType) and not name.startswith("__"):
+                setattr(cls, name, torch.compiler.disable(value))
+
+    def __init__(self, store: Any, rank: int, size: int, device_type: str, host: Any) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self._name = self._description = ""
+        self._device_type = device_type
+        self._of_host = host
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def getBackendName(self) -> str:
+        return self._device_type
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def name(self) -> str:
+        return self._device_type
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device(self._device_type)]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type not in ("cpu", self._device_type):
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return self._of_host if torch.device(device).type == "cpu" else self
+
+    def _get_backend_name(self) -> str:
+        return self._device_type
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        return False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._of_host._set_default_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        self._of_host.shutdown()
+
+    def abort(self) -> None:
+        self._of_host.abort()
+
+
+def reduction_of(op: Any) -> tuple[str, Any]:
+    """The name of a reduction, as functional collectives have it, and a factor that operands are multiplied by, or None.
+
+    Relies on the names of `ReduceOp.RedOpType`, and on `ReduceOp.factor` of PREMUL_SUM.
+    """
+    kinds = dist.ReduceOp.RedOpType.__members__
+    name = next(name for name, kind in kinds.items() if op == kind)
+    if name == "PREMUL_SUM":
+        return "sum", op.factor
+    return name.lower(), None
+
+
+def is_unlimited(timeout: timedelta) -> bool:
+    """Whether a time limit given to a work is none: torch's default is no milliseconds."""
+    return timeout.total_seconds() <= 0
+
+
+def host_of_store(store: Any) -> str | None:
+    """The host of a TCP store, below prefixes; None for other stores.
+
+    Relies on `PrefixStore.underlying_store` and `TCPStore.host`.
+    """
+    while isinstance(store, _stores().PrefixStore):
+        store = store.underlying_store
+    return str(store.host) if isinstance(store, _stores().TCPStore) else None
+
+
+def run_functional(
+    name: str, groups: list[int], size: int, ranks: list[int], x: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    """Runs a functional collective in eager, in this process's group of several, and waits for it.
+
+    Relies on `torch.ops._c10d_functional` and on `torch.distributed.distributed_c10d._world.pg_group_ranks`.
+
+    Args:
+        groups: places in `ranks` of the processes of each group of `size`, one group after the other.
+    """
+    from torch.distributed.distributed_c10d import _world
+
+    mine = ranks.index(dist.get_rank())
+    own = next(groups[i : i + size] for i in range(0, len(groups), size) if mine in groups[i : i + size])
+    wanted = [ranks[place] for place in own]
+    found = next(group for group, places in _world.pg_group_ranks.items() if sorted(places) == sorted(wanted))
+    functional = torch.ops._c10d_functional
+    started = getattr(functional, name)(x.contiguous(), *arguments, found.group_name)
+    return functional.wait_tensor(started).clone()  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+"""Processes that end, or that run other programs: the others raise, and say who it was; nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_HEAD = """
+import os, sys, time
+import torch, torch.distributed as dist
+import dynaxla
+from dynaxla.errors import DistributedError, ProcessLost, ProgramsDiffer
+torch.set_num_threads(1)
+dynaxla.use("cpu")
+rank = int(os.environ["RANK"])
+def caught(work):
+    started = time.monotonic()
+    try:
+        work()
+    except DistributedError as error:
+        print(f"RAISED {type(error).__name__} after {time.monotonic() - started:.1f}: {error.explanation}", flush=True)
+        os._exit(7)
+    print("PASSED", flush=True)
+"""
+
+
+def _run_script(body: str, size: int = 2) -> tuple[list[str], float]:
+    """What each of several processes printed, and the seconds that they took together."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    children = []
+    for rank in range(size):
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-c", _HEAD + textwrap.dedent(body)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        children.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **pipes))
+    started = time.monotonic()
+    try:
+        found = [child.communicate(timeout=150) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    return [out + err[:20000] for out, err in found], time.monotonic() - started
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_killed_process_is_named(killed: int) -> None:
+    """Rank 0 has the store and JAX's coordination service, of whose end JAX may tell first: it ends the process."""
+    printed, seconds = _run_script(f"""
+        dist.init_process_group("dynaxla")
+        x = torch.ones(4, device="dynaxla")
+        dist.all_reduce(x)
+        if rank == {killed}:
+            os.kill(os.getpid(), 9)
+        def work():
+            while True:
+                dist.all_reduce(x)
+                time.sleep(0.1)
+        caught(work)
+    """)
+    left = printed[1 - killed]
+    assert seconds < 60  # with the start
+    if killed or "leader task" not in left:
+        assert "RAISED ProcessLost" in left, printed
+        assert f"rank {killed} is lost" in left, printed
+        assert float(left.split("after ")[1].split(":")[0]) < 30
+
+
+def test_a_process_that_ends_is_not_waited_for() -> None:
+    printed, seconds = _run_script("""
+        dist.init_process_group("dynaxla")
+        x = torch.ones(4, device="dynaxla")
+        dist.all_reduce(x)
+        if rank == 1:
+            raise ValueError("a fault of the user's")
+        caught(lambda: [dist.all_reduce(x) for _ in range(2)] and x.tolist())
+    """)
+    assert "rank 1 is lost" in printed[0], printed
+    assert "a fault of the user's" in printed[1], printed
+    assert seconds < 60
+
+
+def test_other_programs_are_told() -> None:
+    """At their first run, and later, whether they would wait for ever or exchange wrong numbers."""
+    for body in (
+        "work = lambda: dist.all_reduce(x[:3].clone()) if rank else dist.all_reduce(x)",
+        "calls = iter(lambda: (dist.broadcast(x, 0) if rank else dist.all_reduce(x), time.sleep(0.005)), 1);"
+        "work = lambda: [next(calls) for _ in range(4000)]",
+        "graph = lambda v: funcol.all_reduce(v + 1, 'sum', group).exp() if rank else funcol.all_reduce(v, 'sum', group);"
+        "work = lambda: torch.compile(graph, backend='dynaxla')(x).tolist()",
+        "graph = torch.compile(lambda v: funcol.all_reduce(v, 'sum', group), backend='dynaxla', dynamic=True);"
+        "calls = iter(lambda: (graph(torch.ones(5 + rank, device='dynaxla')), time.sleep(0.01)), 1);"  # of one bucket
+        "work = lambda: [next(calls) for _ in range(4000)]",
+    ):
+        printed, _ = _run_script(f"""
+            import torch.distributed._functional_collectives as funcol
+            dist.init_process_group("dynaxla")
+            group = dist.group.WORLD
+            x = torch.ones(4, device="dynaxla")
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+            {body}
+            caught(work)
+        """)
+        assert all("RAISED" in text for text in printed), (body, printed)
+        assert any("ProgramsDiffer" in text for text in printed), (body, printed)
+
+
+def test_the_device_was_used_before() -> None:
+    printed, _ = _run_script("""
+        torch.ones(2, device="dynaxla").sum().item()
+        caught(lambda: dist.init_process_group("dynaxla"))
+    """)
+    assert all("the device was used before the processes met" in text for text in printed), printed

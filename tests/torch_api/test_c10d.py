@@ -1,0 +1,90 @@
+"""What the wall relies on of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dynaxla.torch_api import c10d
+from tests.torch_api.boundary import boundary
+
+LIMIT = timedelta(seconds=60)
+
+
+class Group(c10d.PythonProcessGroup):
+    """A process group of one process, which takes tensors of the meta device."""
+
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
+        self.reduced = c10d.reduction_of(opts.reduceOp)
+        return self._of_host.allreduce([torch.zeros(1)], c10d.make_options("Allreduce"))
+
+
+def _make(options: Any, backend_options: Any) -> Group:
+    host = c10d.make_gloo_group(c10d.prefix_store("host", options.store), 0, 1, options.timeout)
+    return Group(options.store, 0, 1, "meta", host)
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    c10d.register_backend("meta", _make)
+    dist.init_process_group("meta", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@boundary("c10d.register_backend", "c10d.make_gloo_group", "c10d.PythonProcessGroup", "c10d.has_process_groups")
+def test_a_group_is_pythons() -> None:
+    assert c10d.has_process_groups()
+
+
+@boundary(
+    "c10d.PythonProcessGroup", "c10d.reduction_of", "c10d.make_options", "c10d.make_gloo_group", "c10d.register_backend"
+)
+def test_torch_calls_a_group_of_pythons(group: Any) -> None:
+    assert isinstance(group, Group)
+    assert dist.get_backend() == group.name() == group._get_backend_name() == "meta"
+    assert group.group_name == group.getGroupName()
+    assert group._get_backend(torch.device("meta")) is group
+    assert [each.type for each in group._device_types] == ["cpu", "meta"]
+    for op, wanted in ((dist.ReduceOp.MAX, ("max", None)), (dist.ReduceOp.AVG, ("avg", None))):
+        dist.all_reduce(torch.empty(2, device="meta"), op)
+        assert group.reduced == wanted
+    dist.all_reduce(torch.empty(2, device="meta"), dist._make_nccl_premul_sum(2.0))
+    assert group.reduced == ("sum", 2.0)
+    with pytest.raises(RuntimeError, match="No backend type"):
+        group._get_backend(torch.device("cuda"))
+
+
+@boundary("c10d.run_functional")
+def test_a_functional_collective_is_run_in_the_group_of_its_processes() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
+    try:
+        x = torch.arange(4.0)
+        assert torch.equal(c10d.run_functional("all_reduce", [0], 1, [0], x, "sum"), x)
+        assert torch.equal(c10d.run_functional("all_gather_into_tensor", [0], 1, [0], x, 1), x)
+    finally:
+        dist.destroy_process_group()
+
+
+@boundary("c10d.prefix_store", "c10d.host_of_store")
+def test_a_store_has_its_host_below_prefixes() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    below = c10d.prefix_store("a", c10d.prefix_store("b", store))
+    below.set("key", "value")
+    assert store.get("b/a/key") == b"value"
+    assert c10d.host_of_store(below) == "127.0.0.1"
+    assert c10d.host_of_store(dist.HashStore()) is None
+
+
+@boundary("c10d.completed_future", "c10d.is_unlimited")
+def test_futures_and_limits() -> None:
+    future = c10d.completed_future([torch.ones(1)])
+    assert future.done()
+    assert future.then(lambda done: done.value()[0] + 1).wait().item() == 2
+    assert c10d.is_unlimited(timedelta(0))
+    assert not c10d.is_unlimited(timedelta(seconds=1))
