@@ -70,5 +70,9 @@ def test_padding_reaches_no_result_of_xla(tested: Case, rules: UsedRules) -> Non
     check(tested)
 
 
+OF_SEVERAL_PROCESSES = {"collective", "all_gather", "reduce_scatter", "all_to_all"}
+"""Rules of ops that one process cannot run: tests/distributed/test_compiled.py compares them, at sizes that vary."""
+
+
 def test_every_rule_has_a_case() -> None:
-    assert {tested.rule for tested in CASES} >= {rule.name for rule in core_table().pads.values()}
+    assert {tested.rule for tested in CASES} | OF_SEVERAL_PROCESSES >= {r.name for r in core_table().pads.values()}

@@ -56,6 +56,7 @@ FAMILIES = {
     "recurrent": "recurrent",
     "random": "random",
     "sampling": "sampling",
+    "several processes": "process_collectives",  # tests/distributed/test_compiled.py
 }
 
 
