@@ -75,6 +75,16 @@ def test_one_function_serves_all_shardings(mesh: Mesh, recorder: Recorder) -> No
                 assert_close(f(made).cpu(), (x * 2).cumsum(1))
 
 
+def test_programs_of_many_shardings_are_bounded(mesh: Mesh, recorder: Recorder) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(16, 8)
+    f = torch.compile(lambda x: x.cumsum(1) - 1, backend="dynaxla", options={"max_executables": 2})
+    shardings = (("data",), (None, "model"), ("model",))
+    with recorder.expect(graphs=1, compiles=4):
+        for spec in (*shardings, shardings[2], shardings[0]):  # of three programs the last two are there
+            assert_close(f(dynaxla.shard(x, mesh, spec)).cpu(), x.cumsum(1) - 1)
+
+
 def test_results_that_do_not_divide_are_on_every_device(mesh: Mesh) -> None:
     x = torch.randn(16, 8)
     made = dynaxla.shard(x, mesh, ("data", "model"))
