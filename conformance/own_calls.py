@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.constrain import CONSTRAIN, UNSHARD
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -30,6 +31,11 @@ def own_calls(wanted: Collection[OpOverload]) -> Iterator[tuple[OpOverload, Argu
                 return torch.randn(sizes, generator=generator).to(dtype)
 
             yield from ((target, args) for args in make(draw))
+
+
+def _annotated(text: str) -> Callable[[Draw], Iterator[Arguments]]:
+    """Calls of an op that says by a text how its operand is sharded."""
+    return lambda draw: ((draw(rows, 3), text) for rows in (1, 2, 4))
 
 
 def _linear(draw: Draw) -> Iterator[Arguments]:
@@ -101,6 +107,8 @@ def _with(tensor: Tensor, value: float) -> Tensor:
 
 
 _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
+    CONSTRAIN: _annotated("data;"),
+    UNSHARD: _annotated("data"),
     internal.LINEAR: _linear,
     internal.KERNEL: _kernel,
     internal.CONVOLUTION: _convolution,

@@ -16,6 +16,7 @@ from conformance.mlir_run import Lowering
 from conformance.op_calls import Call
 from conformance.varied_calls import BEYOND, varied
 from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.process_collectives import COLLECTIVES
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.torch_dialect import single_call_graph
@@ -32,7 +33,8 @@ prims = torch.ops.prims
 def test_records_say_what_the_sweep_found() -> None:
     records = {str(target): record for target, record in core_table().records.items()}
     swept = read()
-    assert set(swept) == set(records)
+    of_processes = {str(target) for target in COLLECTIVES}  # of which one process can make no call
+    assert set(swept) == set(records) - of_processes
     assert [told for name, lines in swept.items() for told in disagreement(records[name], lines)] == []
 
 
