@@ -160,11 +160,10 @@ class GraphCompiler:
         recorder = self._process.recorder
         recorder.note_capture(captured)
         many, last = many_captures(captured.function), last_capture(captured.function)
-        if many is not None:
-            logger.warning("%s", many)
         if last is not None:
             recorder.note_last_capture(str(last))
-            logger.warning("%s", last)
+        for warning in filter(None, (many, last)):
+            logger.warning("%s", warning)
 
     def _capture(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         self._policies = choose_policies(

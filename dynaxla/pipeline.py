@@ -12,7 +12,6 @@ from torch.fx import Graph, Node
 from dynaxla.cache.key import Key
 from dynaxla.diagnostics import user_frame
 from dynaxla.isolation.failures import CompilerFailure
-from dynaxla.lowering.bisect import Culprit
 from dynaxla.lowering.call_graph import CallGraph, call_graph
 from dynaxla.lowering.function_cache import FunctionCache
 from dynaxla.lowering.function_table import FunctionTable
@@ -122,15 +121,8 @@ class Pipeline:
             self.recorder.add(**({"fold_loads": 1} if fold else {"loads": 1}))
         return executable
 
-    def list_unlowerable(self, graph: Graph) -> list[Culprit]:
-        """Returns the calls of a graph that torch-mlir is known to fail on and that have no body."""
-        return [Culprit(node, failure) for node, failure in self.choice.list_failed(graph)]
-
     def lower(self, graph: Graph) -> LinkedModule:
-        """Makes one StableHLO module of the graph: a function for each distinct call, and `main`, which calls them.
-
-        Bodies lower the calls that torch-mlir fails on.
-        """
+        """Makes one StableHLO module of the graph: a function for each distinct call, and `main`, which calls them."""
         return self._lower(self.list_calls(graph))
 
     def list_calls(self, graph: Graph) -> CallGraph:

@@ -216,7 +216,7 @@ class RecoveringPart:
         if isinstance(error, (LoweringUnavailable, CompileUnavailable, CompileTimeout)):
             return []
         if isinstance(error, LoweringError):
-            return [culprit for graph in graphs for culprit in pipeline.list_unlowerable(graph)]
+            return [Culprit(node, why) for graph in graphs for node, why in pipeline.choice.list_failed(graph)]
         if isinstance(error, CompileError):
             return [culprit for graph in graphs for culprit in find_uncompilable(pipeline, graph)]
         return []
