@@ -21,6 +21,7 @@ from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, DeviceTensors
 from dynaxla.runtime.host_padding import PaddedShape, is_padded_view, pad, to_row_major
+from dynaxla.runtime.joined_client import DeviceCpuClient
 from dynaxla.runtime.joint_programs import JointExecutable
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import buffer_spec, upload, upload_readonly
@@ -42,7 +43,7 @@ class DeviceClient(DeviceTensors):
     def __init__(self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, copies: CopyKernels) -> None:
         self.platform = client.platform
         self.mesh_devices = client.mesh_devices
-        self.client = self._client = client
+        self.client = client
         self._memories = memories
         self._eager = eager
         self._copies = copies
@@ -71,11 +72,11 @@ class DeviceClient(DeviceTensors):
         """Of the host come a graph's own constants, plain numbers and, at every call of a bucket, its true sizes."""
         if tensor.dim() == 1 and tensor.numel() <= MOST_NUMBERS and tensor.dtype in (torch.int64, torch.float64):
             return self._eager.vectors.buffer(tensor.dtype, tensor.tolist())
-        return upload(self._client, to_row_major(tensor))
+        return upload(self.client, to_row_major(tensor))
 
     def upload_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         """A buffer of a larger shape with a tensor of the host in its corner."""
-        return upload_readonly(self._client, pad(tensor, padded))
+        return upload_readonly(self.client, pad(tensor, padded))
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
         """A tensor of the device that has the buffer; nothing waits for it."""
@@ -101,7 +102,9 @@ class DeviceClient(DeviceTensors):
     def make_binder(self, weights: Sequence[int], held: PartWeights) -> DeviceBinder:
         """The binder of a part's arguments."""
         residency = DeviceResidency(self, self._memories, held)
-        return DeviceBinder(self, weights, residency, self._memories, self._eager)
+        joined = isinstance(self.client, DeviceCpuClient) and self.client.processes is not None
+        kind = JointBinder if joined else DeviceBinder
+        return kind(self, weights, residency, self._memories, self._eager)
 
 
 class DeviceBinder(ArgumentBinder):
@@ -154,11 +157,6 @@ class DeviceBinder(ArgumentBinder):
                 tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self._to_tensor(result) for i, result in enumerate(results)]
 
-    def note_sizes(self, program: Program, values: tuple[int, ...]) -> None:
-        """Has the processes of a program compare their sizes: in one bucket, a collective would take padding for elements."""
-        if isinstance(program.executable, JointExecutable):
-            program.executable.note_sizes(values)
-
     def _is_all(self, tensor: torch.Tensor, memory: DeviceStorage, order: Sequence[int] | None) -> bool:
         """Whether a tensor is all of a memory, its dims in the order of the result that is its new value."""
         spec = memory.spec
@@ -207,6 +205,16 @@ class DeviceBinder(ArgumentBinder):
         memory.made_by = whole.made_by
         memory.lie_in(PaddedBuffer(whole.buffer, whole.spec.shape, spec, self._eager.corners))
         return self._memories.tensor(memory, made, torch_layout)
+
+
+class JointBinder(DeviceBinder):
+    """Binds tensors of the device in a process that is joined with others."""
+
+    def run(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+        """Has the processes of a program compare their sizes: in one bucket, a collective would take padding for elements."""
+        if program.cropping is not None and isinstance(program.executable, JointExecutable):
+            program.executable.note_sizes(program.cropping.pick(values))
+        return super().run(program, values, args)
 
 
 @lru_cache(MOST_CROPPED)

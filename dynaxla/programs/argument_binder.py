@@ -60,17 +60,12 @@ class ArgumentBinder(ABC):
                 buffers.append(self._bind(tensor) if padded is None else self.bind_padded(tensor, padded))
             if cropping is not None:
                 buffers.extend(map(self._to_buffer, cropping.vectors(values)))
-                self.note_sizes(program, values)
             if program.donated:
                 tensors = self.run_donating(program, args, buffers)
             else:
                 tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
         outputs = [source.output(tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values, self.crop_lazily)
-
-    @abstractmethod
-    def note_sizes(self, program: Program, values: tuple[int, ...]) -> None:
-        """Is told of the true sizes of a call in a bucket."""
 
     @abstractmethod
     def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
@@ -97,9 +92,6 @@ class HostBinder(ArgumentBinder):
 
     def _bind_plain(self, tensor: torch.Tensor) -> Buffer:
         return self._to_buffer(to_row_major(tensor))
-
-    def note_sizes(self, program: Program, values: tuple[int, ...]) -> None:
-        """Programs of the host's tensors are this process's alone."""
 
     def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
         return self._to_buffer(to_row_major(pad(tensor, padded)))

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dynaxla.errors import ExecutionError
+from dynaxla.observe.collectives import list_collectives
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.executable_info import MemoryUse
-from dynaxla.runtime.hlo_text import list_collectives
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.runtime.peer_watch import JointProgram, PeerWatch
 from dynaxla.runtime.process_set import ProcessSet

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
-from dynaxla.runtime.hlo_text import has_exact_fusions
+from dynaxla.runtime.executable_info import has_exact_fusions
 
 _LAPACK = "lapack_"
 """Prefix of the LAPACK functions that JAX's lowerings call."""

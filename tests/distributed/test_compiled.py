@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import dynaxla
-from dynaxla.runtime.hlo_text import list_collectives
+from dynaxla.observe.collectives import list_collectives
 from dynaxla.runtime.joint_programs import JointExecutable
 from tests.distributed.children import run_ranks
 from tests.distributed.models import train
@@ -30,7 +30,7 @@ class Programs:
         make = JointExecutable.__init__
 
         def init(made: JointExecutable, program: Any, own: Any, *args: Any) -> None:
-            self.collectives.append([kind for _, kind, _ in list_collectives(own.hlo_text())])
+            self.collectives.append([each.kind for each in list_collectives(own.hlo_text())])
             make(made, program, own, *args)
 
         patch.setattr(JointExecutable, "__init__", init)
