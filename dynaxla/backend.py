@@ -20,6 +20,7 @@ from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.resize import keep_resizes_whole
 from dynaxla.decompositions.rnn_layers import replace_rnn_layers
 from dynaxla.errors import DynaxlaError
+from dynaxla.fx.edit import mark_modules
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
@@ -211,21 +212,18 @@ class GraphCompiler:
 
     def _compilers(self, keep: Callable[..., Any]) -> dict[str, Any]:
         """Returns AOTAutograd's three compilers, each wrapped by `keep`."""
-        return {
-            "fw_compiler": keep(lambda module: self._captured("forward", module)),
-            "bw_compiler": keep(self._captured_backward),
-            "inference_compiler": keep(lambda module: self._captured("inference", module)),
-        }
+        kinds = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
+        return {compiler: keep(partial(self._captured, kind)) for compiler, kind in kinds.items()}
 
-    def _captured(self, kind: Literal["inference", "forward"], module: GraphModule) -> CapturedGraph:
-        inputs, known = get_forward_inputs(), self._process.registered.current
+    def _captured(self, kind: Literal["inference", "forward", "backward"], module: GraphModule) -> CapturedGraph:
+        known = self._process.registered.current
+        mark_modules(module.graph)
+        if kind == "backward":
+            return CapturedGraph(kind, module, known, saved=Saved(inputs=True))
         if kind == "inference":
             self._placement.rewrite_inference(module.graph)
-        weights, saved = find_static_inputs(inputs, module), Saved(outputs=saved_outputs(module.graph))
-        return CapturedGraph(kind, module, known, inputs, weights, saved)
-
-    def _captured_backward(self, module: GraphModule) -> CapturedGraph:
-        return CapturedGraph("backward", module, self._process.registered.current, saved=Saved(inputs=True))
+        inputs, saved = get_forward_inputs(), Saved(outputs=saved_outputs(module.graph))
+        return CapturedGraph(kind, module, known, inputs, find_static_inputs(inputs, module), saved)
 
     def _builder(self) -> GraphBuilder:
         return GraphBuilder(

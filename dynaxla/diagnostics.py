@@ -6,6 +6,7 @@ import enum
 import re
 import sysconfig
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -118,15 +119,46 @@ _FRAME = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of the user's program.
+
+    Attributes:
+        file: its path.
+        line: its number, from 1.
+        function: the function that it is in.
+        code: its text; may be empty.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line} in {self.function}"
+        return f"{place}: {self.code}" if self.code else place
+
+
 def user_frame(node: torch.fx.Node) -> str | None:
+    """Returns the line of `source_line` as text."""
+    line = source_line(node)
+    return None if line is None else str(line)
+
+
+def source_line(node: torch.fx.Node) -> SourceLine | None:
     """Returns the innermost source line of the node's trace outside installed libraries, else the innermost line."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=4096)
+def _innermost(trace: str) -> SourceLine | None:
+    frames = list(_FRAME.finditer(trace))
     if not frames:
         return None
     own = [f for f in frames if not is_of_library(f["file"])]
     found = (own or frames)[-1]
-    place, code = f"{found['file']}:{found['line']} in {found['function']}", (found["code"] or "").strip()
-    return f"{place}: {code}" if code else place
+    return SourceLine(found["file"], int(found["line"]), found["function"], (found["code"] or "").strip())
 
 
 def outermost_function(node: torch.fx.Node) -> str | None:
@@ -135,6 +167,7 @@ def outermost_function(node: torch.fx.Node) -> str | None:
     return None if frame is None else f"{frame['function']} in {frame['file']}"
 
 
+@lru_cache(maxsize=4096)
 def is_of_library(file: str) -> bool:
     """Whether a source file belongs to Python or to an installed package."""
     libraries = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}

@@ -97,7 +97,7 @@ class Pipeline:
         spent.lowering_s += lowered_at - started
         self.recorder.add(lowering_s=lowered_at - started)
         if key is None and self.executables.active:
-            key = module_key(lowered.module, self.options, self.executables.environment(self.client))
+            key = module_key(lowered.program.encode(), self.options, self.executables.environment(self.client))
             if (found := self._load(key, fold, _partitions(calls))) is not None:
                 return found
         executable = self.client.compile(lowered.module, self.options.compile_limits, _partitions(calls))
@@ -133,7 +133,7 @@ class Pipeline:
             return call_graph(graph)
 
     def _lower(self, calls: CallGraph) -> LinkedModule:
-        linked = link(calls, self.make_lowering().functions(calls))
+        linked = link(calls, self.make_lowering().functions(calls), self.origin.what.partition(" ")[0])
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
         return linked

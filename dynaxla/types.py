@@ -76,6 +76,13 @@ SAVED = "dynaxla_saved"
 """Only the backward reads this output of a forward, and its strides. Set when AOTAutograd partitions the joint graph;
 read once, when it compiles the forward (`Saved.outputs`)."""
 
+MODULE_PATH = "dynaxla_module"
+"""Path of the user's module that a node computes for, such as "layers.0.attention", with "/backward" behind it in a
+backward. Set when AOTAutograd hands a graph over; read when calls are linked."""
+
+SOURCE = ("stack_trace", MODULE_PATH)
+"""What says where in the user's program a node comes from: a node that is made for another one takes it over."""
+
 ORIGIN = "origin"
 """Name of the part's node from which a static graph's node was made: the one runs in eager if the other fails to
 compile."""

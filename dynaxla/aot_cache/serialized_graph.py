@@ -21,9 +21,9 @@ from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
-from dynaxla.types import Saved
+from dynaxla.types import SOURCE, Saved
 
-_META = ("val", "stack_trace")
+_META = ("val", *SOURCE)
 """The keys of nodes' `meta` that are kept; what `SAVED` says is in `SerializedGraph.saved`."""
 
 

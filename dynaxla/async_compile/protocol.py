@@ -18,9 +18,9 @@ from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import ProgramMetadata
 from dynaxla.programs.specialization import ProgramSpec
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
-from dynaxla.types import DONATED, Saved
+from dynaxla.types import DONATED, SOURCE, Saved
 
-_META = ("val", "stack_trace", DONATED)
+_META = ("val", *SOURCE, DONATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.diagnostics import ExactShape, user_frame
 from dynaxla.fx.permutations import is_dense
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.types import ORIGIN, row_major_strides
+from dynaxla.types import ORIGIN, SOURCE, row_major_strides
 
 aten = torch.ops.aten
 Made = TypeVar("Made")
@@ -116,7 +116,7 @@ class _Padder:
         self._build.number_placeholders()
         for node in nodes:
             if node.op == "call_function":
-                self._build.meta = {ORIGIN: node.name, **({"stack_trace": t} if (t := node.stack_trace) else {})}
+                self._build.meta = {ORIGIN: node.name, **{key: node.meta[key] for key in SOURCE if key in node.meta}}
                 self._values[node] = self._rewritten(node, self._call)
         self._build.meta = {}
         output = self._source.output_node()

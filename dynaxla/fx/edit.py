@@ -9,13 +9,14 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
+from dynaxla.torch_api.aot import is_backward, module_path
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.types import IN_PLACE, KEPT_VIEW
+from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, SOURCE
 
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-_KEPT = ("stack_trace", "seq_nr", "nn_module_stack")
+_KEPT = (*SOURCE, "seq_nr", "nn_module_stack")
 
 
 def call_before(graph: Graph, source: Node, target: OpOverload, args: tuple[Argument, ...]) -> Node:
@@ -49,6 +50,13 @@ def tolerate_strides(graph: Graph) -> None:
     for node in graph.nodes:
         if node.target in _VIEWS and KEPT_VIEW not in node.meta and IN_PLACE not in node.meta:
             node.target = aten.reshape.default
+
+
+def mark_modules(graph: Graph) -> None:
+    """Writes the path of the user's module into `meta[MODULE_PATH]` of each node."""
+    for node in graph.nodes:
+        path = module_path(node)
+        node.meta[MODULE_PATH] = f"{path}/backward".lstrip("/") if is_backward(node) else path
 
 
 def memory_of(node: Node) -> int:

@@ -6,6 +6,8 @@ Shardy's annotations: the mesh, the shardings of arguments and of results where 
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD, rea
 from dynaxla.custom_ops.process_collectives import find_ranks
 from dynaxla.errors import ShardingError
 from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
+from dynaxla.lowering.locations import define_locations
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
 from dynaxla.types import TensorSpec
@@ -35,10 +38,22 @@ class LinkedModule:
     """A linked module.
 
     Attributes:
-        text: StableHLO, and Shardy's annotations where it is for a mesh.
+        program: StableHLO, and Shardy's annotations where it is for a mesh: what the graph computes, in equal texts for equal
+            graphs.
+        locations: definitions of the locations of the program's calls: where in the user's program they come from.
+        function: the user's function, by which profiles name the program.
     """
 
-    text: str
+    program: str
+    locations: str
+    function: str
+
+    @property
+    def text(self) -> str:
+        """The module as MLIR reads it. Its name is its own, so that profiles tell programs of one function apart."""
+        digest = hashlib.sha256(self.program.encode()).hexdigest()[:8]
+        readable = re.sub(r"\W", "_", self.function)
+        return self.program.replace("module ", f"module @{readable}.{digest} ", 1) + self.locations
 
     @property
     def module(self) -> bytes:
@@ -46,8 +61,11 @@ class LinkedModule:
         return self.text.encode()
 
 
-def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> LinkedModule:
+def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function: str = "main") -> LinkedModule:
     """Links a graph with the functions of its calls, given by key.
+
+    Args:
+        function: the user's function, for profiles.
 
     Raises:
         ShardingError: a constraint names an axis that the graph's mesh lacks.
@@ -63,13 +81,13 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> Linked
             lines.append(f"    %{number} = {_constraint(call.tensors[0], names[operands[0]], constraint)}")
             names[node, 0] = f"%{number}"
             continue
-        function = functions[call.key]
-        name, text = (function.exact_name, function.exact) if node in exact else (function.name, function.text)
+        lowered = functions[call.key]
+        name, text = (lowered.exact_name, lowered.exact) if node in exact else (lowered.name, lowered.text)
         called[name] = text
         several = f":{len(call.tensors)}" if len(call.tensors) != 1 else ""
         given = ", ".join(names[operand] for operand in operands)
         assigned = f"%{number}{several} = " if call.tensors else ""
-        lines.append(f"    {assigned}func.call @{name}({given}) : {call.type}")
+        lines.append(f"    {assigned}func.call @{name}({given}) : {call.type} loc(#call{number})")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
     results = [(names[value], mlir_type(spec)) for value, spec in zip(graph.results, graph.result_specs, strict=True)]
     head, joint = _results(graph), _joint(graph)
@@ -81,7 +99,8 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction]) -> Linked
     returned = f"    return {', '.join(name for name, _ in results)} : {types}" if types else "    return"
     main = "\n".join([f"  func.func public @main({_arguments(graph)}) -> ({head}) {{", *lines, returned, "  }"])
     declared = [] if mesh is None else [mlir_mesh(mesh)]
-    return LinkedModule("\n".join([*joint, _head(mesh), *declared, main, *called.values(), "}", ""]))
+    program = "\n".join([*joint, _head(mesh), *declared, main, *called.values(), "}", ""])
+    return LinkedModule(program, define_locations(graph), function)
 
 
 def _joint(graph: CallGraph) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from dynaxla.lowering.call_graph import OpCall, mlir_type
 from dynaxla.lowering.cpu_reductions import carry_nan, has_reductions, keep_reductions_apart
 from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
-from dynaxla.lowering.stablehlo_module import StablehloModules, walk
+from dynaxla.lowering.stablehlo_module import StablehloModules, strip_locations, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -177,5 +177,7 @@ class FunctionFinisher:
 
 
 def _text(module: Module) -> str:
+    """The functions of a module, whose locations are unknown: those of the calls of a function say where it is from."""
     module.operation.verify()
-    return "\n".join(f.get_asm(enable_debug_info=False) for f in module.body.operations)
+    strip_locations(module)
+    return "\n".join(f.get_asm(enable_debug_info=True) for f in module.body.operations)

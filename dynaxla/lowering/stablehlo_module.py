@@ -56,6 +56,12 @@ def walk(operation: Any) -> Iterator[Any]:
                 yield from walk(inner.operation)
 
 
+def strip_locations(module: Any) -> None:
+    """Makes the locations of all operations unknown, in place. Text that has none gets those of its lines when it is read."""
+    with module.context:
+        mlir().pass_manager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+
+
 @cache
 def load() -> StablehloModules:
     """Imports the bindings once per process."""

@@ -15,7 +15,7 @@ from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.overloads import OpOverload, parameters
-from dynaxla.types import SAVED
+from dynaxla.types import SAVED, SOURCE
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -104,7 +104,7 @@ def _describe_replays(forward: Graph, backward: Graph) -> None:
     for save, replay in pair_replayed_draws(forward, backward):
         picked = {user.args[1]: user.meta["val"] for user in save.users}
         save.meta["val"] = (picked[0], picked[1])
-        save.meta |= {key: saved.meta[key] for saved in save.users for key in ("stack_trace",) if key in saved.meta}
+        save.meta |= {key: saved.meta[key] for saved in save.users for key in SOURCE if key in saved.meta}
         replay.meta["val"], replay.meta["stack_trace"] = picked[1], save.meta.get("stack_trace")
 
 

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node, map_arg
 from dynaxla.fx.permutations import find_row_major_order, invert_permutation, is_dense
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 from dynaxla.torch_api.meta_kernels import run_meta_kernel
-from dynaxla.types import ORIGIN, OutputSource, StaticGraph
+from dynaxla.types import ORIGIN, SOURCE, OutputSource, StaticGraph
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ class _Specializer:
     def _add(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> Node:
         made = self._graph.call_function(target, args, kwargs)
         made.meta = dict(meta)
-        if self._arguments is not None or not meta:
+        if self._arguments is not None or "val" not in meta:
             fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
             # A view whose strides only eager's memory format justifies is still a reshape of row-major values.
             runner = aten.reshape.default if target is aten.view.default else target
@@ -114,22 +114,29 @@ class _Specializer:
         made = value if torch_layout is None else self._once_each(value)
         if made not in results:
             results[made] = len(produced)
-            produced.append(made if order is None else self._add(aten.permute.default, (made, list(order)), {}, {}))
+            produced.append(made if order is None else self._permute(made, order))
         return OutputSource(
             result=results[made], order=None if order is None else invert_permutation(order), torch_layout=torch_layout
         )
+
+    def _permute(self, value: Node, order: tuple[int, ...]) -> Node:
+        return self._add(aten.permute.default, (value, list(order)), {}, _source(value))
 
     def _once_each(self, value: Node) -> Node:
         """One element of each dim of stride 0."""
         for dim, (size, stride) in enumerate(zip(value.meta["val"].shape, value.meta["val"].stride(), strict=True)):
             if stride == 0 and size > 1:
-                value = self._add(aten.slice.Tensor, (value, dim, 0, 1), {}, {})
+                value = self._add(aten.slice.Tensor, (value, dim, 0, 1), {}, _source(value))
         return value
+
+
+def _source(node: Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in SOURCE if key in node.meta}
 
 
 def _kept_meta(node: Node) -> dict[str, Any]:
     """What still holds at other sizes, and the value, which `_add` recomputes where sizes changed."""
-    return {key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta}
+    return _source(node) | ({"val": node.meta["val"]} if "val" in node.meta else {})
 
 
 def _mode_of(graph: Graph) -> FakeTensorMode:

@@ -75,13 +75,15 @@ class MlirBindings:
 
     Attributes:
         ir, stablehlo: the bindings' modules.
+        pass_manager: MLIR's pass manager.
     """
 
     def __init__(self) -> None:
-        from jax.extend.mlir import ir
+        from jax.extend.mlir import ir, passmanager
         from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
         self.ir: Any = ir
+        self.pass_manager: Any = passmanager.PassManager
         self.stablehlo: Any = stablehlo
         self._dialects = (chlo, stablehlo, sdy)
         self.after_fork()  # the parent may have used JAX without this package

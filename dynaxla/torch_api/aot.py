@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -134,6 +135,20 @@ def is_backward(node: Node) -> bool:
 def mark_backward(node: Node) -> None:
     """Assigns a node of a joint graph to the backward. Relies on `meta["partitioner_tag"]`."""
     node.meta[PART_OF_JOINT] = _BACKWARD
+
+
+def module_path(node: Node) -> str:
+    """Returns the path of the user's module that a node computes for, "layers.0.attention"; "" where no module has it.
+
+    Relies on `meta["nn_module_stack"]`, which Dynamo makes, on `meta["fwd_nn_module_stack"]`, which AOTAutograd copies from
+    a node of the forward to those of its gradient, and on paths that begin with the variable of the model, "L['self']".
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {"": ("", None)}
+    path, _ = list(stack.values())[-1]
+    return _VARIABLE.sub("", path)
+
+
+_VARIABLE = re.compile(r"^[LG]\[[^]]*\]\.?")
 
 
 def is_checkpointed(graph: Graph) -> bool:

@@ -26,6 +26,7 @@ from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.executable_cache import KIND, ExecutableCache, _take
 from dynaxla.runtime.pjrt_clients import CpuClient
+from tests.lowering.user_program import load
 from tests.tolerances import assert_close
 
 
@@ -46,6 +47,14 @@ def compile_anew(function: Callable[..., Any], **options: Any) -> Callable[..., 
 def mlp() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+
+
+@torch.no_grad()
+def test_a_program_is_found_from_other_lines(store: Store, recorder: Recorder, tmp_path: Path) -> None:
+    for name, blank, compiles in (("first", 0, 1), ("second", 7, 0)):
+        compiled = compile_anew(load(tmp_path, name, blank)[0].Model())
+        with recorder.expect(compiles=compiles, loads=1 - compiles):
+            compiled(torch.randn(4, 8))
 
 
 @torch.no_grad()

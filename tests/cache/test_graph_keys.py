@@ -115,7 +115,7 @@ def test_one_key_is_one_program(lowerer: GraphLowering, one: Any, other: Any, pl
             calls = call_graph(graph)
             key = graph_key(calls, core_table(), Options(), environment_of(cpu_client()))
             assert key is not None
-            text = link(calls, lowerer.functions(calls)).text
+            text = link(calls, lowerer.functions(calls)).program
             assert seen.setdefault(key.digest, text) == text
             part = PartGraphs(GraphModule(torch.nn.Module(), graph), (), (), True, core_table().pads)
             assert named.setdefault(part.name, text) == text

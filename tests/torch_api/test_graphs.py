@@ -128,6 +128,28 @@ def test_the_joint_graph_tells_forward_from_backward() -> None:
     assert len(backward.graph.find_nodes(op="call_function", target=aten.cos.default)) == 1
 
 
+@boundary("aot.module_path")
+def test_nodes_know_the_module_that_they_compute_for() -> None:
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleList([torch.nn.Sigmoid()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner[0](x).sin()
+
+    def look(joint: GraphModule) -> dict[object, set[str]]:
+        calls = [node for node in joint.graph.nodes if node.op == "call_function"]
+        return {each.target: {aot.module_path(n) for n in calls if n.target is each.target} for each in calls}
+
+    found, forward, backward = _cut(look, Outer(), torch.ones(3, requires_grad=True))
+    assert found[aten.sigmoid.default] == {"inner.0"}
+    assert found[aten.sin.default] == {""}
+    (gradient,) = backward.graph.find_nodes(op="call_function", target=aten.sigmoid_backward.default)
+    (value,) = forward.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
+    assert (aot.module_path(gradient), aot.module_path(value)) == ("inner.0", "inner.0")
+
+
 @boundary("aot.mark_backward")
 def test_a_node_can_be_put_into_the_backward() -> None:
     def look(joint: GraphModule) -> None:
