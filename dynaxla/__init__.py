@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dynaxla.precompile.compile_for_target import compile_for_target
     from dynaxla.precompile.program_report import ProgramReport
     from dynaxla.precompile.warmup import freeze, warmup
+    from dynaxla.profiling.profile import Profile, profile
     from dynaxla.runtime_state import mark_bucketed, read_metrics, recorder, report
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "Mesh",
     "Metrics",
     "Plan",
+    "Profile",
     "ProgramReport",
     "Sharding",
     "__version__",
@@ -49,6 +51,7 @@ __all__ = [
     "make_mesh",
     "mark_bucketed",
     "plan_buckets",
+    "profile",
     "read_metrics",
     "recorder",
     "register_lowering",
@@ -67,6 +70,7 @@ _HOMES = {
     "dynaxla": "dynaxla.backend",
     "ProgramReport": "dynaxla.precompile.program_report",
     "compile_for_target": "dynaxla.precompile.compile_for_target",
+    **dict.fromkeys(("Profile", "profile"), "dynaxla.profiling.profile"),
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.custom_kernels.register",
     "DeviceLoader": "dynaxla.device.device_loader",

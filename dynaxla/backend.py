@@ -30,6 +30,7 @@ from dynaxla.partition.op_support import capture_refusal
 from dynaxla.passes.manager import CapturedGraph, find_static_inputs
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
+from dynaxla.profiling import follow_torch_profiles
 from dynaxla.programs.miss_policy import DEFAULTS, FunctionPolicy
 from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.cpu import CPU
@@ -91,6 +92,7 @@ def __getattr__(name: str) -> Any:
     if name != "dynaxla":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     apply_patches()
+    follow_torch_profiles()
     return compile_captured
 
 

@@ -9,6 +9,7 @@
     ├── ForkError                               DX150  a forked child cannot use a device that its parent uses
     ├── ShardingError (ValueError)              DX160  a mesh or a sharding does not fit the devices or the tensor
     ├── NotComputedError                        DX170  compiling for a device elsewhere computes nothing, and a value is needed
+    ├── ProfileError                            DX180  the devices cannot be profiled in this process
     ├── UnsupportedError                        DX200  options say fallback="error", and an op or a graph cannot be compiled
     ├── LoweringError                           DX300  torch-mlir could not lower a graph
     │   ├── LoweringFailed                      DX301  torch-mlir rejected the graph
@@ -122,6 +123,10 @@ class NotComputedError(DynaxlaError):
     """Compiling for a device elsewhere computes nothing, and the program needs a value to go on."""
 
     id = "DX170"
+
+
+class ProfileError(DynaxlaError):
+    id = "DX180"
 
 
 class UnsupportedError(DynaxlaError):

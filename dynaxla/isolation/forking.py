@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 logger = logging.getLogger("dynaxla")
@@ -23,6 +23,9 @@ LONGEST_WAIT_S = 30.0
 
 
 CAPTURING, TRACING, LOADING = range(3)
+
+
+Followed = TypeVar("Followed")
 
 
 class ForkListener(Protocol):
@@ -41,6 +44,11 @@ def new_lock() -> threading.Lock:
 def notify_after_fork(thing: ForkListener) -> None:
     """Has `thing.after_fork()` called in every forked child as long as `thing` is alive (it is held weakly)."""
     _forks().followed.add(thing)
+
+
+def list_followed(kind: type[Followed]) -> list[Followed]:
+    """The things of a class that are alive and that `notify_after_fork` was given."""
+    return [thing for thing in list(_forks().followed) if isinstance(thing, kind)]
 
 
 def hold_across_forks(lock: Any, depth: int) -> None:

@@ -38,6 +38,10 @@ class PjrtCompiled:
         """PJRT's executable."""
         return self._handle
 
+    def module_names(self) -> list[str]:
+        """The names of its modules, by which profiles refer to it."""
+        return [module.name for module in self._handle.hlo_modules()]
+
     def hlo_text(self) -> str:
         return "\n\n".join(module.to_string() for module in self._handle.hlo_modules())
 

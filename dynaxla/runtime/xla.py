@@ -48,16 +48,18 @@ class Jaxlib:
         Error: the exception class of PJRT and XLA.
         to_buffer: converts a DLPack capsule to a buffer, which shares its memory if possible; device and stream may be None.
         to_capsule: converts a buffer to a DLPack capsule; `stream` waits for the run that computes the buffer.
+        profiler: XLA's profiler.
         TracebackScope: a context manager; programs and buffers that this thread makes in it reference no code of frames
             outside of it. Dynamo frees a compiled function when the code it generated is freed: a program, weight or result
             with a native reference to that code, invisible to the collector, would leak it past torch._dynamo.reset().
     """
 
     def __init__(self) -> None:
-        from jaxlib import _jax, xla_client
+        from jaxlib import _jax, _profiler, xla_client
 
         self.xla_client: Any = xla_client
         self.jax: Any = _jax
+        self.profiler: Any = _profiler
         self.Error: type[Exception] = xla_client.XlaRuntimeError
         self.to_buffer: Any = _jax.dlpack_managed_tensor_to_buffer
         self.to_capsule: Any = _jax.buffer_to_dlpack_managed_tensor
@@ -229,10 +231,20 @@ def plugin_client(path: str) -> Any:
     """
     xla_client = load().xla_client
     if not xla_client.pjrt_plugin_loaded(path):
-        xla_client.load_pjrt_plugin_dynamically(path, path)
+        load().profiler.register_plugin_profiler(xla_client.load_pjrt_plugin_dynamically(path, path))
     if not xla_client.pjrt_plugin_initialized(path):
         xla_client.initialize_pjrt_plugin(path)
     return xla_client.make_c_api_client(path, {}, None)
+
+
+def has_libtpu_without_chip() -> bool:
+    """Whether libtpu is loaded in this process, by JAX, say, and there is no chip: its profiler, which every session of XLA's
+    starts, then ends the process (SIGSEGV)."""
+    if not load().xla_client.pjrt_plugin_loaded("tpu"):
+        return False
+    from jax._src import xla_bridge
+
+    return "tpu" not in xla_bridge._backends
 
 
 def topology(platform: str, name: str) -> Any:

@@ -43,6 +43,17 @@ _GUARDS, _PACKAGE = "torch._dynamo.guards", "torch._dynamo.package"
 
 PATCHES = (
     Patch(
+        "profiler.record_devices",
+        tuple(
+            f"torch.profiler.profiler._KinetoProfile.{name}"
+            for name in ("start_trace", "stop_trace", "export_chrome_trace")
+        ),
+        "`torch.profiler` knows nothing of PJRT's devices: its traces show the host alone",
+        "2.13",
+        "torch lets a backend in Python add events to a profile",
+        "compile",
+    ),
+    Patch(
         "dynamo_packages.mend_packages",
         (
             "torch._dynamo.output_graph.unique_id",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -52,6 +54,35 @@ def test_the_bindings_of_pjrt() -> None:
     back = from_capsule(jaxlib.to_capsule(buffer))
     assert data_address(back) == data_address(x)
     assert back.tolist() == x.tolist()
+
+
+PROFILED = """
+import torch
+from jax.profiler import ProfileData
+from dynaxla.runtime import xla
+from dynaxla.torch_api.storages import to_capsule
+
+sine = b"%y = stablehlo.sine %x : tensor<4xf32> return %y : tensor<4xf32>"
+module = b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {" + sine + b"}"
+client = xla.embedded_cpu()
+compiled = xla.compile_on(client, client.devices(), module)
+assert not xla.has_libtpu_without_chip()
+session = xla.load().profiler.ProfilerSession(xla.load().profiler.ProfileOptions())
+compiled.execute_sharded([xla.load().to_buffer(to_capsule(torch.ones(4)), client.devices()[0], None)])
+planes = list(ProfileData.from_serialized_xspace(session.stop()).planes)
+events = [event for plane in planes for line in plane.lines for event in line.events]
+ran = [event for event in events if "hlo_op" in dict(event.stats)]
+assert {dict(event.stats)["hlo_module"] for event in ran} == {compiled.hlo_modules()[0].name}
+assert all(event.duration_ns > 0 for event in ran)
+(environment,) = (plane for plane in planes if plane.name == "Task Environment")
+assert dict(environment.stats)["profile_start_time"] > 1e18
+"""
+
+
+@boundary(xla.has_libtpu_without_chip)
+def test_a_profile_names_instructions_and_modules() -> None:
+    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @boundary(xla.compile_on)

@@ -1,0 +1,99 @@
+"""Which module and line of the user's program each instruction of an optimized HLO module comes from, by its metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynaxla.lowering.locations import find_call
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
+_INSTRUCTION = re.compile(r"^ *(ROOT )?%([\w.\-]+) = (.*)$", re.M)
+_NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.\-]+)")
+_OPERANDS = re.compile(r"%([\w.\-]+)")
+_ROW = re.compile(r"^(\d+) (?:\"(.*)\"|\{(.*)\})$", re.M)
+_FIELD = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class OpSource:
+    """Where an instruction comes from.
+
+    Attributes:
+        module: path of the user's module, "layers.0.attention", with "/backward" behind it in a backward; "" for none.
+        op: the op, "addmm".
+        call: its number among the calls of the graph.
+        file: of the user's line; "" where it is not known.
+        line: its number.
+    """
+
+    module: str
+    op: str
+    call: int
+    file: str = ""
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        """The file and the line; "" where they are not known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+def read_sources(hlo: str) -> dict[str, OpSource]:
+    """The sources of a module's instructions, by name.
+
+    A fusion that bears none has that of the last instruction of its computation that has one, of the root if it can be. What
+    XLA puts in by itself, a copy, say, has that of its operand.
+    """
+    lines = _Lines(hlo)
+    computations = dict(_COMPUTATION.findall(hlo))
+    found: dict[str, OpSource] = {}
+    for body in computations.values():
+        for _, name, text in _INSTRUCTION.findall(body):
+            if (source := lines.source_of(text)) is not None:
+                found[name] = source
+    for body in computations.values():
+        for _, name, text in _INSTRUCTION.findall(body):
+            if name not in found and (source := _inherit(text, found, computations)) is not None:
+                found[name] = source
+    return found
+
+
+def _inherit(text: str, found: Mapping[str, OpSource], computations: Mapping[str, str]) -> OpSource | None:
+    called = [name for name in _CALLED.findall(text) if name in computations]
+    inner = [each[1] for name in called for each in reversed(_INSTRUCTION.findall(computations[name]))]
+    operands = _OPERANDS.findall(text.partition("metadata=")[0])
+    return next((found[name] for name in (*inner, *operands) if name in found), None)
+
+
+class _Lines:
+    """The tables of files, lines and frames at a module's head."""
+
+    def __init__(self, hlo: str) -> None:
+        head = hlo.partition("\n%")[0]
+        self._files = {number: name for number, name, _ in _rows(head, "FileNames")}
+        self._locations = {number: _fields(given) for number, _, given in _rows(head, "FileLocations")}
+        self._frames = {number: _fields(given) for number, _, given in _rows(head, "StackFrames")}
+
+    def source_of(self, text: str) -> OpSource | None:
+        named = _NAME.search(text)
+        call = None if named is None else find_call(named[1])
+        if named is None or call is None:
+            return None
+        module, _, op = named[1].rpartition("/")
+        frame = _FRAME.search(text)
+        place = self._locations.get(self._frames.get(frame[1], {}).get("file_location_id", ""), {}) if frame else {}
+        file = self._files.get(place.get("file_name_id", ""), "")
+        return OpSource(module, op.rpartition(".")[0], call, file, int(place.get("line", 0)))
+
+
+def _rows(head: str, table: str) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = _ROW.findall(head.partition(f"{table}\n")[2].partition("\n\n")[0])
+    return rows
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(_FIELD.findall(text))
