@@ -44,7 +44,7 @@ OF_OTHERS = {
     "OMP_WAIT_POLICY": "OpenMP",
     "drop_last": "torch",
     "tensorboard_trace_handler": "torch",
-    **dict.fromkeys("Trace XLA_HLO_DEBUG XLA_IR_DEBUG start_server trace".split(), "PyTorch/XLA"),
+    **dict.fromkeys("Trace XLA_HLO_DEBUG XLA_IR_DEBUG start_server".split(), "PyTorch/XLA"),
     **dict.fromkeys(
         "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding "
         "mark_sharding mark_sharding_with_gradients mark_step metrics_report sync torch_xla "
