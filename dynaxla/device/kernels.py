@@ -266,7 +266,8 @@ class DeviceKernels:
         sizes = (elements,) if size is None else tuple(size)
         strides = tuple(stride) if len(stride) == len(sizes) else row_major_strides(sizes)
         set_view_metadata(x, source, sizes, strides, storage_offset)
-        return x
+        is_slice = get_attached_memory(source) is None
+        return self._memories.adopt(x) if is_slice else x
 
     def _set_tensor(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         copy_view_metadata(x, source)
