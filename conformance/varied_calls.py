@@ -19,6 +19,7 @@ VARIED_DTYPES = {"float32": 3, "bfloat16": 1}  # and how many calls of each
 INDEXED_DTYPES = (*VARIED_DTYPES, "int64", "bool")
 INDEXED_CALLS = 2  # of each dtype
 VARIED_OPERANDS = 3
+IMAGINARY_CALLS = 1
 WHOLE_DTYPES = {"int64": 2, "int32": 2, "int16": 1, "int8": 1, "uint8": 1}
 BEYOND = 10**6  # an index that is out of every sample's range
 INDICES = ("index", "indices", "target")
@@ -37,6 +38,9 @@ def _variations(calls: Sequence[Call]) -> Iterator[Call]:
         floats = [call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]
         for call in _spread(floats, count):
             yield from _of_values(call)
+    for call in _spread([call for call in calls if call.dtype == "complex64"], IMAGINARY_CALLS):
+        places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor) and leaf.is_complex()]
+        yield _changed(call, places, _imaginary)
     for dtype, count in WHOLE_DTYPES.items():
         whole = [call for call in calls if call.dtype == dtype and _first_whole(call) is not None]
         for call in _spread(whole, count):
@@ -86,6 +90,13 @@ def _of_values(call: Call) -> Iterator[Call]:
     yield _changed(call, places[:1], lambda x: _with(x, -math.inf))
     yield _changed(call, places, lambda x: x * 100)
     yield _changed(call, places, lambda x: x.round().clamp(-1, 1))
+
+
+def _imaginary(x: Tensor) -> Tensor:
+    """Numbers without a real part, and a zero in front: what a lowering computes of real parts alone is wrong of them."""
+    changed = torch.complex(torch.zeros_like(x.real), x.imag).to(x.dtype).contiguous()
+    changed.view(-1)[:1] = 0
+    return changed
 
 
 def _changed(call: Call, places: Sequence[int], variation: Variation) -> Call:

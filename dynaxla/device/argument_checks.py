@@ -27,6 +27,8 @@ from dynaxla.torch_api.frames import user_line
 from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.torch_api.pytree import tree_leaves
 
+_SORTS = (torch.ops.aten.sort.values, torch.ops.aten.sort.values_stable)
+
 MOST_PENDING = 256
 """Ranges that are not yet looked at. Further calls wait for the oldest one, whose run has long been done."""
 
@@ -35,17 +37,17 @@ def overlaps_operand(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping
     """Whether a tensor that an op writes to shares elements with another operand, as far as eager PyTorch looks for that.
 
     Eager's rule is that of torch's `get_overlap_status`: it compares dense tensors alone. Operands that are the written tensor
-    itself count for ops that are not pointwise.
+    itself count for ops that are not pointwise, but for sorts: eager's on the host orders equal elements otherwise.
     """
     written, read = list[torch.Tensor](), list[torch.Tensor]()
     for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
         tensors = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
         (written if name in known.written else read).extend(tensors)
-    is_pointwise = torch.Tag.pointwise in known.op.tags or "_foreach_" in known.name
-    return any(_overlap(one, other, is_pointwise) for one in written for other in read)
+    takes_itself = torch.Tag.pointwise in known.op.tags or "_foreach_" in known.name or known.op in _SORTS
+    return any(_overlap(one, other, takes_itself) for one in written for other in read)
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor, is_pointwise: bool) -> bool:
+def _overlap(one: torch.Tensor, other: torch.Tensor, takes_itself: bool) -> bool:
     memory = get_attached_memory(one.untyped_storage())
     if memory is None or memory is not get_attached_memory(other.untyped_storage()):
         return False
@@ -53,7 +55,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor, is_pointwise: bool) -> bool
         return False
     (first, end), (other_first, other_end) = _extent(one), _extent(other)
     if (first, end) == (other_first, other_end) and one.stride() == other.stride():
-        return not is_pointwise
+        return not takes_itself
     return first < other_end and other_first < end
 
 

@@ -30,6 +30,9 @@ from torch.testing._internal.common_device_type import dtypes, instantiate_devic
 from torch.testing._internal.common_utils import TestCase
 
 class TestMadeUp(TestCase):
+    def setUp(self):
+        super(self.__class__, self).setUp()
+
     @dtypes(torch.float32, torch.int64)
     @onlyNativeDeviceTypes
     def test_add(self, device, dtype):

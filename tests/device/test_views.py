@@ -173,6 +173,17 @@ def test_out_arguments() -> None:
         torch.add(x.to("dynaxla"), y.to("dynaxla"), out=torch.empty(3, 4, dtype=torch.int32, device="dynaxla"))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_sort_may_be_written_over_what_it_sorts(descending: bool) -> None:
+    x = torch.randint(9, (4, 50), device="dynaxla")
+    values, order = torch.sort(x, descending=descending)
+    own, before = torch.empty(0, dtype=torch.int64, device="dynaxla"), dynaxla.read_metrics().host_ops
+    torch.sort(x, descending=descending, out=(x, own))
+    assert torch.equal(x, values)
+    assert torch.equal(own, order)
+    assert dynaxla.read_metrics().host_ops == before
+
+
 def test_in_place_errors_are_eagers() -> None:
     x = torch.ones(3, dtype=torch.int64, device="dynaxla")
     with pytest.raises(RuntimeError, match="result type Float can't be cast"):
