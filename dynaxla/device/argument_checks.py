@@ -252,6 +252,14 @@ def _multinomial(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
         yield AllowedRange(x, finfo.smallest_normal, math.inf, RuntimeError, lambda x: x.sum(-1))
 
 
+def _lengths_of_segments(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    data, lengths = given["data"], given.get("lengths")
+    if lengths is not None and not given.get("unsafe") and 0 < lengths.dim() <= data.dim():
+        size = data.shape[lengths.dim() - 1]
+        yield AllowedRange(lengths, 0, math.inf, RuntimeError)
+        yield AllowedRange(lengths, size, size, RuntimeError, lambda lengths: lengths.sum(-1))
+
+
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
     "index_fill": partial(_along_dim, wraps=True),
@@ -266,6 +274,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
     "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),
     "multinomial": _multinomial,
+    "segment_reduce": _lengths_of_segments,
     "poisson": _of_floats,
     **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_floats, name="std")),
 }

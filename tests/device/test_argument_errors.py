@@ -164,12 +164,18 @@ VALUES: dict[str, Call] = {
     "multinomial of zeros": lambda d: torch.multinomial(x(d, 3) * 0, 1),
     "bernoulli": lambda d: torch.bernoulli(x(d, 3)),
     "normal": lambda d: torch.normal(0.0, -x(d, 3)),
+    "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 0, 2, 3)),
+    "lengths of rows": lambda d: torch.segment_reduce(x(d, 2, 6), "sum", lengths=at(d, [3, 3], [2, 3]), axis=1),
 }
 RIGHT: dict[str, Call] = {
     "nll_loss": lambda d: F.nll_loss(x(d, 2, 3), at(d, 0, -100)),
     "masked_scatter": lambda d: torch.masked_scatter(x(d, 3), at(d, True, False, True), x(d, 2)),
     "a mask": lambda d: x(d, 3)[at(d, True, False, True)],
     "no index": lambda d: x(d, 3)[at(d).long()],
+    "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 1, 2, 3)),
+    "lengths that are not looked at": lambda d: torch.segment_reduce(
+        x(d, 6), "sum", lengths=at(d, 1, 2, 3), unsafe=True
+    ),
     "an index of every element": lambda d: x(d, 3)[[-3, 2]],
 }
 
