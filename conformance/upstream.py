@@ -154,7 +154,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    begun = [outcome for outcome in read_outcomes(options.log) if outcome.test] if options.resume or options.retry else []
+    begun = (
+        [outcome for outcome in read_outcomes(options.log) if outcome.test] if options.resume or options.retry else []
+    )
     write_outcomes(options.log, begun)
     load()
     names = sweep(options)

@@ -161,8 +161,10 @@ class TestFile:
         self._bases = {"cpu": generic.CPUTestBase, DEVICE: DynaxlaTestBase}
 
     def _own_fixtures(self, *bases: type) -> None:
-        """Moves `setUp` and `tearDown` that call `super(self.__class__, self)` to the classes made for devices, whose bases do not
-        have them then: the framework of torch 2.6 made classes so, and with today's such a call has no end."""
+        """Moves `setUp` and `tearDown` that call `super(self.__class__, self)` to the classes made for devices.
+
+        Test files of torch 2.6 expect them there; with today's framework such a call has no end.
+        """
         made_of = {
             made: made.__bases__[-1]
             for made in vars(self._module).values()

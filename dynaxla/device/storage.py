@@ -302,7 +302,9 @@ class DeviceStorages:
         if found is None:
             found = self._live.get(storage.data_ptr())
         if not isinstance(found, DeviceStorage):
-            raise NotImplementedError("torch made this storage, which has no memory on the device: copy the tensor to the CPU")
+            raise NotImplementedError(
+                "torch made this storage, which has no memory on the device: copy the tensor to the CPU"
+            )
         return found
 
     def tensor(
@@ -339,7 +341,9 @@ class DeviceStorages:
             raise BufferError("the memory of this tensor of the device is gone, or of another process")
         place, memory = found
         if (address - place) % tensor.itemsize:
-            raise BufferError(f"an element of {tensor.dtype} begins at a multiple of {tensor.itemsize} bytes of a storage")
+            raise BufferError(
+                f"an element of {tensor.dtype} begins at a multiple of {tensor.itemsize} bytes of a storage"
+            )
         whole = tensor_at(place, tensor.dtype, memory.spec.nbytes, (0,), (1,)).untyped_storage()
         attach_memory(whole, memory)
         offset = (address - place) // tensor.itemsize + int(tensor.storage_offset())

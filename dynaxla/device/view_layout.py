@@ -120,7 +120,7 @@ class ViewLayout:
 
     @property
     def own_strides(self) -> Ints:
-        """The tensor's strides in memory. A dim of one element whose place in the grid is not known has that of row-major order."""
+        """The tensor's strides in memory. A dim of one element that has no place in the grid has that of row-major order."""
         if self.grid is None:
             return self.strides
         distances, found, inner = row_major_strides(self.grid.sizes), list[int](), 1
