@@ -93,7 +93,7 @@ def draw(names: Sequence[str], file: str, seed: int) -> list[str]:
 
 
 def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]], seed: int) -> str:
-    """Sentences that say which tests of each file the outcomes are of: all, a sample drawn by the seed, or others."""
+    """Sentences that say which tests of each file the outcomes are of: all, a sample drawn by the seed, the first, or others."""
     choices: dict[str, list[str]] = {}
     for file, all_names in names.items():
         tried = {outcome.test for outcome in outcomes if outcome.file == file}
@@ -101,6 +101,8 @@ def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]],
             choice = "All tests"
         elif tried == set(draw(all_names, file, seed)[: len(tried)]):
             choice = f"{len(tried)} tests drawn at random (`--sample {len(tried)} --seed {seed}`)"
+        elif tried == set(all_names[: len(tried)]):
+            choice = f"The first {len(tried)} tests"
         else:
             choice = f"{len(tried)} chosen tests"
         choices.setdefault(choice, []).append(file)

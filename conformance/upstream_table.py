@@ -129,11 +129,21 @@ def _reasons(outcomes: Sequence[Outcome], expected: Mapping[tuple[str, str], str
     if counts:
         yield from ("## Why tests fail", "", "| tests | reason |", "|---|---|")
         yield from (f"| {count} | {reason} |" for reason, count in counts.most_common())
-        yield ""
+        most, passing = counts.most_common(1)[0][1], sum(outcome.status == SAME for outcome in outcomes)
+        left = sum(outcome.status in (SAME, *UNLIKE_THE_CPU) for outcome in outcomes) - most
+        yield from (
+            "",
+            f"Without the {most} tests of the first line the rate is {100 * passing / max(left, 1):.1f}%.",
+            "",
+        )
 
 
 def _slow(outcomes: Sequence[Outcome]) -> Iterator[str]:
     slow = [outcome for outcome in outcomes if outcome.status == SLOW]
     if slow:
         yield from ("## Slower than the limit", "")
+        yield from (
+            "Ops outside of compiled graphs run one by one, and each is a program for its sizes and dtypes.",
+            "",
+        )
         yield from (f"- {outcome.file} {outcome.test}" for outcome in slow)

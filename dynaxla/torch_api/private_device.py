@@ -258,8 +258,7 @@ def give_storages(resize: Callable[[Any, int], int]) -> None:
             return made(cls, *args, **kwargs)
         size = args[0] if args else kwargs.get("size", 0)
         if isinstance(size, Sequence):  # of bytes
-            host = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made(cls, size))  # type: ignore[call-overload]
-            return host.to(device).untyped_storage()
+            return torch.tensor(size, dtype=torch.uint8, device=device).untyped_storage()
         return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
