@@ -17,6 +17,7 @@ import multiprocessing as mp
 import random
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -93,7 +94,7 @@ def draw(names: Sequence[str], file: str, seed: int) -> list[str]:
 
 
 def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]], seed: int) -> str:
-    """Sentences that say which tests of each file the outcomes are of: all, a sample drawn by the seed, the first, or others."""
+    """Says which tests of each file the outcomes are of: all, a sample drawn by the seed, the first, or others."""
     choices: dict[str, list[str]] = {}
     for file, all_names in names.items():
         tried = {outcome.test for outcome in outcomes if outcome.file == file}
@@ -169,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table is not None:
         how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}. "
         how += tell_choice(outcomes, names, options.seed)
+        how = textwrap.fill(how, 120, break_long_words=False, break_on_hyphens=False)
         options.table.write_text(write_page(outcomes, totals, expected, options.limit, how), encoding="utf-8")
     errors = find_errors(outcomes, expected, names)
     print(*errors, sep="\n")
