@@ -1,11 +1,13 @@
 """Runs PyTorch's own device-generic test files on the device and on the CPU, from a checkout that the user names.
 
     python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--limit SECONDS]
-        [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume] [--table FILE]
+        [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume | --retry] [--table FILE]
 
 Prints a table per file, and what contradicts the list of expected failures (`results/upstream_expected.tsv`), which makes
-the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; `--resume` runs only tests that it
-lacks. `--table docs/upstream.md` writes the page. Linux alone: CPU time is read from /proc.
+the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; the latest of a test counts, so logs
+can be joined by `cat`. `--resume` runs only tests that the log lacks, `--retry` only those that fail, are slow or died in
+it. `--table docs/upstream.md` writes the page; with `--resume --sample 0` it does so from the log alone. Linux alone: CPU
+time is read from /proc.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import multiprocessing as mp
 import random
 import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ import torch
 from conformance.ops_sweep import load
 from conformance.upstream_table import (
     EXPECTED,
+    UNLIKE_THE_CPU,
     append_outcome,
     find_errors,
     read_expected,
@@ -69,8 +73,9 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
         connection.send(None)
         return
     names = sorted(tests.tests)
-    done = {outcome.test for outcome in read_outcomes(options.log) if outcome.file == file}
-    left = [name for name in choose(names, file, options) if name not in done]
+    done = {outcome.test: outcome.status for outcome in read_outcomes(options.log) if outcome.file == file}
+    chosen = choose(names, file, options)
+    left = [name for name in chosen if (done.get(name) in UNLIKE_THE_CPU if options.retry else name not in done)]
     for outcome in tests.run(left, Limits(options.limit, options.wall_limit)):
         append_outcome(options.log, outcome)
     connection.send(names)
@@ -79,9 +84,30 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
 def choose(names: Sequence[str], file: str, options: argparse.Namespace) -> list[str]:
     """The tests that the options ask for, in random order where they ask for a sample: a larger one has the smaller."""
     wanted = [name for name in names if re.search(options.k, name)]
-    if options.sample is not None:
-        random.Random(f"{options.seed} {file}").shuffle(wanted)
-    return wanted[: options.sample]
+    return wanted if options.sample is None else draw(wanted, file, options.seed)[: options.sample]
+
+
+def draw(names: Sequence[str], file: str, seed: int) -> list[str]:
+    shuffled = list(names)
+    random.Random(f"{seed} {file}").shuffle(shuffled)
+    return shuffled
+
+
+def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]], seed: int) -> str:
+    """Says which tests of each file the outcomes are of: all, a sample drawn by the seed, the first, or others."""
+    choices: dict[str, list[str]] = {}
+    for file, all_names in names.items():
+        tried = {outcome.test for outcome in outcomes if outcome.file == file}
+        if len(tried) == len(all_names):
+            choice = "All tests"
+        elif tried == set(draw(all_names, file, seed)[: len(tried)]):
+            choice = f"{len(tried)} tests drawn at random (`--sample {len(tried)} --seed {seed}`)"
+        elif tried == set(all_names[: len(tried)]):
+            choice = f"The first {len(tried)} tests"
+        else:
+            choice = f"{len(tried)} chosen tests"
+        choices.setdefault(choice, []).append(file)
+    return " ".join(f"{choice} of {', '.join(files)}." for choice, files in choices.items())
 
 
 def sweep(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -119,7 +145,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--wall-limit", type=float, default=1200.0, help="seconds by the clock, for a test that waits")
     parser.add_argument("--jobs", type=int, default=1, help="files at once")
     parser.add_argument("--log", type=Path, default=Path("upstream.jsonl"))
-    parser.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")
+    going_on = parser.add_mutually_exclusive_group()
+    going_on.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")
+    going_on.add_argument("--retry", action="store_true", help="run those of the log again that are not as on the CPU")
     parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("--table", type=Path, help="write the page there")
     options = parser.parse_args(arguments)
@@ -129,7 +157,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    begun = [outcome for outcome in read_outcomes(options.log) if outcome.test] if options.resume else []
+    begun = (
+        [outcome for outcome in read_outcomes(options.log) if outcome.test] if options.resume or options.retry else []
+    )
     write_outcomes(options.log, begun)
     load()
     names = sweep(options)
@@ -138,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     totals = {file: len(names.get(file, ())) for file in options.files}
     print(write_table(outcomes, totals))
     if options.table is not None:
-        how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}."
+        how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}. "
+        how += tell_choice(outcomes, names, options.seed)
+        how = textwrap.fill(how, 120, break_long_words=False, break_on_hyphens=False)
         options.table.write_text(write_page(outcomes, totals, expected, options.limit, how), encoding="utf-8")
     errors = find_errors(outcomes, expected, names)
     print(*errors, sep="\n")

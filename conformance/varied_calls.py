@@ -19,6 +19,7 @@ VARIED_DTYPES = {"float32": 3, "bfloat16": 1}  # and how many calls of each
 INDEXED_DTYPES = (*VARIED_DTYPES, "int64", "bool")
 INDEXED_CALLS = 2  # of each dtype
 VARIED_OPERANDS = 3
+IMAGINARY_CALLS = 2
 WHOLE_DTYPES = {"int64": 2, "int32": 2, "int16": 1, "int8": 1, "uint8": 1}
 BEYOND = 10**6  # an index that is out of every sample's range
 INDICES = ("index", "indices", "target")
@@ -37,6 +38,9 @@ def _variations(calls: Sequence[Call]) -> Iterator[Call]:
         floats = [call for call in calls if call.dtype == dtype and any(map(_is_varied, call.leaves))]
         for call in _spread(floats, count):
             yield from _of_values(call)
+    of_pairs = [call for call in calls if any(map(_is_complex, call.leaves))]
+    for call in _spread(of_pairs, IMAGINARY_CALLS):
+        yield _changed(call, [place for place, leaf in enumerate(call.leaves) if _is_complex(leaf)], _imaginary)
     for dtype, count in WHOLE_DTYPES.items():
         whole = [call for call in calls if call.dtype == dtype and _first_whole(call) is not None]
         for call in _spread(whole, count):
@@ -57,6 +61,10 @@ def _spread(calls: Sequence[Call], count: int) -> list[Call]:
 
 def _is_varied(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 1
+
+
+def _is_complex(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_complex() and leaf.numel() > 1
 
 
 def _first_whole(call: Call) -> int | None:
@@ -86,6 +94,13 @@ def _of_values(call: Call) -> Iterator[Call]:
     yield _changed(call, places[:1], lambda x: _with(x, -math.inf))
     yield _changed(call, places, lambda x: x * 100)
     yield _changed(call, places, lambda x: x.round().clamp(-1, 1))
+
+
+def _imaginary(x: Tensor) -> Tensor:
+    """Numbers without a real part, and a zero in front: what a lowering computes of real parts alone is wrong of them."""
+    changed = torch.complex(torch.zeros_like(x.real), x.imag).to(x.dtype).contiguous()
+    changed.view(-1)[:1] = 0
+    return changed
 
 
 def _changed(call: Call, places: Sequence[int], variation: Variation) -> Call:

@@ -27,6 +27,8 @@ from dynaxla.torch_api.frames import user_line
 from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.torch_api.pytree import tree_leaves
 
+_SORTS = (torch.ops.aten.sort.values, torch.ops.aten.sort.values_stable)
+
 MOST_PENDING = 256
 """Ranges that are not yet looked at. Further calls wait for the oldest one, whose run has long been done."""
 
@@ -35,17 +37,17 @@ def overlaps_operand(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping
     """Whether a tensor that an op writes to shares elements with another operand, as far as eager PyTorch looks for that.
 
     Eager's rule is that of torch's `get_overlap_status`: it compares dense tensors alone. Operands that are the written tensor
-    itself count for ops that are not pointwise.
+    itself count for ops that are not pointwise, but for sorts: eager's on the host orders equal elements otherwise.
     """
     written, read = list[torch.Tensor](), list[torch.Tensor]()
     for name, value in (*zip(known.names, args, strict=False), *kwargs.items()):
         tensors = [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
         (written if name in known.written else read).extend(tensors)
-    is_pointwise = torch.Tag.pointwise in known.op.tags or "_foreach_" in known.name
-    return any(_overlap(one, other, is_pointwise) for one in written for other in read)
+    takes_itself = torch.Tag.pointwise in known.op.tags or "_foreach_" in known.name or known.op in _SORTS
+    return any(_overlap(one, other, takes_itself) for one in written for other in read)
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor, is_pointwise: bool) -> bool:
+def _overlap(one: torch.Tensor, other: torch.Tensor, takes_itself: bool) -> bool:
     memory = get_attached_memory(one.untyped_storage())
     if memory is None or memory is not get_attached_memory(other.untyped_storage()):
         return False
@@ -53,7 +55,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor, is_pointwise: bool) -> bool
         return False
     (first, end), (other_first, other_end) = _extent(one), _extent(other)
     if (first, end) == (other_first, other_end) and one.stride() == other.stride():
-        return not is_pointwise
+        return not takes_itself
     return first < other_end and other_first < end
 
 
@@ -250,6 +252,14 @@ def _multinomial(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
         yield AllowedRange(x, finfo.smallest_normal, math.inf, RuntimeError, lambda x: x.sum(-1))
 
 
+def _lengths_of_segments(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    data, lengths = given["data"], given.get("lengths")
+    if lengths is not None and not given.get("unsafe") and 0 < lengths.dim() <= data.dim():
+        size = data.shape[lengths.dim() - 1]
+        yield AllowedRange(lengths, 0, math.inf, RuntimeError)
+        yield AllowedRange(lengths, size, size, RuntimeError, lambda lengths: lengths.sum(-1))
+
+
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
     "index_fill": partial(_along_dim, wraps=True),
@@ -264,6 +274,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
     "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),
     "multinomial": _multinomial,
+    "segment_reduce": _lengths_of_segments,
     "poisson": _of_floats,
     **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_floats, name="std")),
 }

@@ -34,8 +34,16 @@ class CopyKernels:
         self._host = host
         self._find_sharding = find_no_sharding if client.mesh_devices is None else find_sharding
 
-    def copy_from(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """Copies between devices, dtypes and strides; a write that torch may make to the source afterwards is not seen."""
+    def copy_from(
+        self, source: torch.Tensor | complex, target: torch.Tensor, non_blocking: bool = False
+    ) -> torch.Tensor:
+        """Copies between devices, dtypes and strides; a write that torch may make to the source afterwards is not seen.
+
+        torch hands a plain number over as it is, also to a kernel of tensors.
+        """
+        if not isinstance(source, torch.Tensor):
+            dtype = {float: torch.float64, complex: torch.complex128}.get(type(source))
+            source = torch.tensor(source, dtype=dtype, device="cpu")
         if target.is_conj() or target.is_neg():
             return self.copy_from(*_bare(source, target))
         if source.device.type == DEVICE_TYPE and target.device.type == DEVICE_TYPE:

@@ -87,9 +87,9 @@ class CpuFallbackRunner:
     def fill(self, memory: DeviceStorage, array: torch.Tensor, made_by: str) -> None:
         """Gives a memory a row-major array of the host's for its own."""
         spec = stored_spec(TensorSpec.from_tensor(array))
-        if spec.dtype is not array.dtype:
-            array = array.contiguous().reshape(-1).view(torch.uint8)
         host = array.clone(memory_format=torch.contiguous_format)
+        if spec.dtype is not array.dtype:
+            host = host.view(-1).view(torch.uint8)
         sharding = self._find_sharding(memory) if memory.spec.shape == spec.shape else None
         if sharding is not None:
             memory.rebind(self._client.mesh_devices.put(host, sharding), spec, made_by)

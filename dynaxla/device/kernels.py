@@ -53,6 +53,10 @@ UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe
 EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
 """Ops that torch makes of `empty` and `empty_strided`."""
 
+_TORCHS_OWN = (aten.copy_.default,)
+"""Ops whose kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and
+could not pass it on."""
+
 
 class DeviceKernels:
     """The kernels, registered for as long as this lives."""
@@ -78,7 +82,7 @@ class DeviceKernels:
         for op, kernel in own.items():
             self.kernels.add(op, kernel)
         for op in computed:
-            if op not in own:
+            if op not in own and op not in _TORCHS_OWN:
                 self.kernels.add(op, self._kernel(op))
         for (
             op,
@@ -113,7 +117,6 @@ class DeviceKernels:
             aten._local_scalar_dense.default: self.copies.item,
             aten.clone.default: self.copies.clone,
             aten._to_copy.default: self.copies.to_copy,
-            aten.copy_.default: get_composite_kernel(aten.copy_.default),
             aten._lazy_clone.default: self.copies.clone,  # which shares the buffer until one of the two is written
             aten.resize_.default: self._resize,
             aten.set_.source_Storage: self._set_storage,
@@ -211,7 +214,7 @@ class DeviceKernels:
     ) -> torch.Tensor:
         offset = x.storage_offset() if storage_offset is None else storage_offset
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        held = self._memories.of(x).spec.nbytes
+        held = x.untyped_storage().nbytes()  # also of a subclass around another tensor, which has no memory
         if 0 not in size and (last + 1) * x.itemsize > held:
             raise RuntimeError(
                 f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {x.itemsize} "
@@ -266,7 +269,8 @@ class DeviceKernels:
         sizes = (elements,) if size is None else tuple(size)
         strides = tuple(stride) if len(stride) == len(sizes) else row_major_strides(sizes)
         set_view_metadata(x, source, sizes, strides, storage_offset)
-        return x
+        is_slice = get_attached_memory(source) is None
+        return self._memories.adopt(x) if is_slice else x
 
     def _set_tensor(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         copy_view_metadata(x, source)

@@ -295,14 +295,16 @@ class DeviceStorages:
         """The memory of a device tensor; also of one that torch made of the address of another's storage.
 
         Raises:
-            NotImplementedError: the storage is a slice of another one's.
+            NotImplementedError: torch made the storage otherwise.
         """
         storage = tensor.untyped_storage()
         found = get_attached_memory(storage)
         if found is None:
             found = self._live.get(storage.data_ptr())
         if not isinstance(found, DeviceStorage):
-            raise NotImplementedError("a slice of a storage has no memory on the device: take a view of the tensor")
+            raise NotImplementedError(
+                "torch made this storage, which has no memory on the device: copy the tensor to the CPU"
+            )
         return found
 
     def tensor(
@@ -327,19 +329,24 @@ class DeviceStorages:
         return address
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gives a tensor that torch made of the address of another one's elements, as for DLPack, that one's memory.
+        """Gives a tensor that torch made of an address within another one's storage, as for DLPack and of a slice of a
+        storage, that storage.
 
         Raises:
-            BufferError: the address is in no memory that lives.
+            BufferError: the address is in no memory that lives, or not at an element's begin.
         """
         address = tensor.untyped_storage().data_ptr()
         found = self._live.find(address) if tensor.numel() else (address, DeviceStorage(TensorSpec((0,), tensor.dtype)))
         if found is None:
             raise BufferError("the memory of this tensor of the device is gone, or of another process")
         place, memory = found
+        if (address - place) % tensor.itemsize:
+            raise BufferError(
+                f"an element of {tensor.dtype} begins at a multiple of {tensor.itemsize} bytes of a storage"
+            )
         whole = tensor_at(place, tensor.dtype, memory.spec.nbytes, (0,), (1,)).untyped_storage()
         attach_memory(whole, memory)
-        offset = (address - place) // tensor.itemsize
+        offset = (address - place) // tensor.itemsize + int(tensor.storage_offset())
         set_view_metadata(tensor, whole, tensor.shape, tensor.stride(), offset)
         return tensor
 

@@ -237,10 +237,10 @@ class _Capturing:
         return list(made) if isinstance(made, tuple) else [made]
 
     def _strided(self, tensors: Sequence[Any]) -> list[Any]:
-        """The tensors with the strides that they have for torch, where these are no order of their memory."""
+        """The tensors, those with gaps between their elements with the strides that they have for torch."""
         layouts = [layout for _, layout in self._tensors]
         return [
-            tensor if layout.grid is not None or layout.is_empty else _like(tensor, layout.strides)
+            tensor if layout.is_empty or layout.has_order_of_memory else _like(tensor, layout.own_strides)
             for tensor, layout in zip(tensors, layouts, strict=True)
         ]
 

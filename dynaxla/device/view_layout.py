@@ -113,6 +113,24 @@ class ViewLayout:
         """Whether the memory's array is the tensor."""
         return self.memory == self.tensor and (self.grid is None or self.grid.order == _own_order(self.tensor.shape))
 
+    @property
+    def has_order_of_memory(self) -> bool:
+        """Whether the tensor's strides are those of a window of the grid, its dims in any order."""
+        return self.grid is not None and set(self.grid.steps) <= {1}
+
+    @property
+    def own_strides(self) -> Ints:
+        """The tensor's strides in memory. A dim of one element that has no place in the grid has that of row-major order."""
+        if self.grid is None:
+            return self.strides
+        distances, found, inner = row_major_strides(self.grid.sizes), list[int](), 1
+        places = [one if place is None else place for place, one in zip(self.grid.order, self.grid.ones, strict=True)]
+        for size, place in zip(reversed(self.tensor.shape), reversed(places), strict=True):
+            alone = inner if size == 1 else 0
+            found.append(alone if place is None else distances[place] * self.grid.steps[place])
+            inner = found[-1] * size
+        return tuple(reversed(found))
+
     def read(self, array: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
         """The tensor, of the memory's array and the window's start, int64 [dims of the grid]."""
         if self.is_empty:

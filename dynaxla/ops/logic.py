@@ -43,10 +43,21 @@ OPS.op(aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, dtypes=INTEGERS)(e
 OPS.op(aten.bitwise_xor.Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, dtypes=INTEGERS)(elementwise(jnp.bitwise_xor))
 OPS.op(aten.bitwise_not.default, dtypes=INTEGERS)(elementwise(jnp.bitwise_not))
-OPS.op(aten.logical_and.default)(jnp.logical_and)
-OPS.op(aten.logical_or.default)(jnp.logical_or)
-OPS.op(aten.logical_xor.default)(jnp.logical_xor)
-OPS.op(aten.logical_not.default)(jnp.logical_not)
+
+
+def _logical(function: Callable[..., jax.Array]) -> Body:
+    """A logical op; JAX's take the real part alone of a complex number for its truth."""
+
+    def run(*operands: jax.Array) -> jax.Array:
+        return function(*(x != 0 if jnp.iscomplexobj(x) else x for x in operands))
+
+    return run
+
+
+OPS.op(aten.logical_and.default)(_logical(jnp.logical_and))
+OPS.op(aten.logical_or.default)(_logical(jnp.logical_or))
+OPS.op(aten.logical_xor.default)(_logical(jnp.logical_xor))
+OPS.op(aten.logical_not.default)(_logical(jnp.logical_not))
 
 
 @OPS.op(aten.bitwise_left_shift.Tensor, dtypes=INTEGERS_WITHOUT_BOOL)

@@ -23,7 +23,7 @@ from dynaxla.bucketing.pad_rules.resampling import SMALL_IMAGE
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
-from dynaxla.ops.dtypes import WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
 from dynaxla.ops.record import Body, OpFamily
 from dynaxla.ops.resampling_weights import (
     Filter,
@@ -193,12 +193,15 @@ def _antialiasing(filter_: Filter, width: int) -> tuple[Body, Body]:
     )
 
 
+_IMAGES = FLOATS | {torch.uint8}  # eager has no kernels for other dtypes
+
 for _rank in SCALES:
     for _name, _exact in ((f"upsample_nearest{_rank}d", False), (f"_upsample_nearest_exact{_rank}d", True)):
         _backward = partial(upsample_backward, make=partial(_legacy_nearest, exact=_exact))
         _body, _gradient = _make_bodies(_rank, partial(upsample_nearest, exact=_exact), _backward)
         OPS.op(
             getattr(aten, _name).default,
+            dtypes=_IMAGES,
             check=check_nearest_layout,
             pad=resampling_rules.upsample,
             limits="no large channels-last images",
@@ -210,14 +213,14 @@ for _forward, _backward_of, _pair in (
     (aten.upsample_linear1d.default, aten.upsample_linear1d_backward.default, _interpolating(1, linear_taps)),
     (aten.upsample_trilinear3d.default, aten.upsample_trilinear3d_backward.default, _interpolating(3, linear_taps)),
 ):
-    OPS.op(_forward, pad=resampling_rules.upsample)(_pair[0])
+    OPS.op(_forward, dtypes=FLOATS, pad=resampling_rules.upsample)(_pair[0])
     OPS.op(_backward_of, pad=image_gradients_rules.upsample_backward)(_pair[1])
 
 for _forward, _backward_of, _pair in (
     (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default, _interpolating(2, linear_taps)),
     (aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default, _interpolating(2, cubic_taps)),
 ):
-    OPS.op(_forward, check=check_width, pad=resampling_rules.upsample, limits=ONE_WIDE)(_pair[0])
+    OPS.op(_forward, dtypes=_IMAGES, check=check_width, pad=resampling_rules.upsample, limits=ONE_WIDE)(_pair[0])
     OPS.op(_backward_of, pad=image_gradients_rules.upsample_backward)(_pair[1])
 
 _ANTIALIASED = WIDE_FLOATS | {torch.uint8}

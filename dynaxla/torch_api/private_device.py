@@ -241,7 +241,7 @@ def _hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def give_storages(resize: Callable[[Any, int], int]) -> None:
     """Has `torch.UntypedStorage(bytes, device=...)` create storages of the device, for clone, deepcopy and torch.load, and
-    `storage.resize_` change their sizes, for all tensors of the storage.
+    `storage.resize_` change their sizes, for all tensors of the storage. A slice of a storage cannot be resized, as on the CPU.
 
     torch does both with a device's allocator, which only C++ can register.
 
@@ -256,14 +256,19 @@ def give_storages(resize: Callable[[Any, int], int]) -> None:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != get_registered_device_type():
             return made(cls, *args, **kwargs)
-        nbytes = args[0] if args else kwargs.get("size", 0)
-        return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+        size = args[0] if args else kwargs.get("size", 0)
+        if isinstance(size, Sequence):  # of bytes
+            return torch.tensor(size, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         if self.device.type != get_registered_device_type():
             return own_resize(self, size)  # type: ignore[no-any-return]
         if size != self.nbytes():
-            address = resize(get_attached_memory(self), size)
+            memory = get_attached_memory(self)
+            if memory is None:
+                raise RuntimeError("Trying to resize storage that is not resizable")
+            address = resize(memory, size)
             for nbytes in (0, size):  # one of two storages that are exchanged has to be empty
                 self._swap_data_ptr_(_storage(address, _device(), nbytes))  # type: ignore[attr-defined]
         return self

@@ -30,6 +30,9 @@ from torch.testing._internal.common_device_type import dtypes, instantiate_devic
 from torch.testing._internal.common_utils import TestCase
 
 class TestMadeUp(TestCase):
+    def setUp(self):
+        super(self.__class__, self).setUp()
+
     @dtypes(torch.float32, torch.int64)
     @onlyNativeDeviceTypes
     def test_add(self, device, dtype):
@@ -103,6 +106,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "died, not listed: test_made_up.py TestMadeUp.test_ends_dynaxla: exit code 7" in finished.stdout
     assert "not run, not listed: test_broken.py" in finished.stdout
     assert "test_differs" not in finished.stdout
+    assert "All tests of test_made_up.py." in page.read_text()
     assert "| test_made_up.py | 7 | 7 | 2 | 1 | 1 | 1 | 1 | 1 | 40.0% |" in page.read_text()
 
 
@@ -126,6 +130,8 @@ def test_the_list_is_strict() -> None:
         "passes though listed: test_x.py a",
         "listed, but there is no such test: test_x.py z",
     ]
+    assert find_errors(outcomes, {("test_x.py", "[bd]"): "why"}, names) == []
+    assert find_errors(outcomes, {("test_x.py", "[a-d]"): "why"}, names) == ["passes though listed: test_x.py a"]
     assert find_errors([_outcome("", NOT_RUN)], {}, {}) == ["not run, not listed: test_x.py : "]
     assert find_errors([_outcome("", NOT_RUN)], {("test_x.py", ""): "why"}, {}) == []
 
@@ -138,6 +144,24 @@ def test_a_log_that_was_cut_off_is_read(tmp_path: Path) -> None:
     with log.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"file": "test_x.py"})[:9])
     assert read_outcomes(log) == [first]
+
+
+def test_the_latest_outcome_of_a_test_counts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    outcomes = [_outcome("a", FAILS), _outcome("b", SAME), _outcome("a", SAME)]
+    for outcome in outcomes:
+        append_outcome(log, outcome)
+    assert read_outcomes(log) == [outcomes[2], outcomes[1]]
+
+
+def test_the_page_says_which_tests_were_taken() -> None:
+    names = {file: [f"test_{i}" for i in range(9)] for file in ("test_a.py", "test_b.py", "test_c.py")}
+    taken = {"test_a.py": names["test_a.py"], "test_b.py": upstream.draw(names["test_b.py"], "test_b.py", 7)[:4]}
+    taken["test_c.py"] = [upstream.draw(names["test_c.py"], "test_c.py", 7)[8]]
+    outcomes = [Outcome(file, test, SAME) for file, tests in taken.items() for test in tests]
+    assert upstream.tell_choice(outcomes, names, 7) == (
+        "All tests of test_a.py. 4 tests drawn at random (`--sample 4 --seed 7`) of test_b.py. 1 chosen tests of test_c.py."
+    )
 
 
 def test_the_rate_is_of_what_runs() -> None:

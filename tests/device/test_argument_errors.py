@@ -164,12 +164,18 @@ VALUES: dict[str, Call] = {
     "multinomial of zeros": lambda d: torch.multinomial(x(d, 3) * 0, 1),
     "bernoulli": lambda d: torch.bernoulli(x(d, 3)),
     "normal": lambda d: torch.normal(0.0, -x(d, 3)),
+    "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 0, 2, 3)),
+    "lengths of rows": lambda d: torch.segment_reduce(x(d, 2, 6), "sum", lengths=at(d, [3, 3], [2, 3]), axis=1),
 }
 RIGHT: dict[str, Call] = {
     "nll_loss": lambda d: F.nll_loss(x(d, 2, 3), at(d, 0, -100)),
     "masked_scatter": lambda d: torch.masked_scatter(x(d, 3), at(d, True, False, True), x(d, 2)),
     "a mask": lambda d: x(d, 3)[at(d, True, False, True)],
     "no index": lambda d: x(d, 3)[at(d).long()],
+    "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 1, 2, 3)),
+    "lengths that are not looked at": lambda d: torch.segment_reduce(
+        x(d, 6), "sum", lengths=at(d, 1, 2, 3), unsafe=True
+    ),
     "an index of every element": lambda d: x(d, 3)[[-3, 2]],
 }
 
@@ -370,3 +376,17 @@ def test_outputs_of_other_dtypes_and_sizes(name: str) -> None:
         expected, found = run(call, "cpu"), run(call, D)
         assert (found[0], found[2]) == (expected[0], expected[2])
         assert expected[0] == "gives" or found == expected
+
+
+DIMS_OF_IMAGES = {"nearest": 2, "nearest-exact": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}
+
+
+@pytest.mark.parametrize("mode", DIMS_OF_IMAGES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_images_of_dtypes_that_eager_has_no_kernel_for(mode: str, dtype: torch.dtype) -> None:
+    image = torch.ones((1, 3, *[8] * DIMS_OF_IMAGES[mode])).to(dtype)
+    for there in (image, image.to(D)):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            F.interpolate(there, scale_factor=0.5, mode=mode)
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        torch.compile(F.interpolate, backend="dynaxla")(image, scale_factor=0.5, mode=mode)

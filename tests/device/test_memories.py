@@ -37,9 +37,26 @@ def test_tensors_without_elements_have_eagers_strides(device: torch.device) -> N
         assert made.stride() == torch.empty(sizes).stride()
 
 
-def test_a_slice_of_a_storage_is_refused(device: torch.device) -> None:
+def test_a_slice_of_a_storage_is_a_part_of_it(device: torch.device) -> None:
     """torch makes it by adding to the storage's address, which points to no memory here."""
-    storage = torch.arange(4, device=device).untyped_storage()
+    x = torch.arange(4, device=device)
+    storage = x.untyped_storage()
     assert storage[8] == 1
-    with pytest.raises(NotImplementedError, match="slice of a storage"):
-        storage[8:16].tolist()
+    part = storage[8:24]
+    assert part.nbytes() == 16
+    assert part.tolist() == [1, *[0] * 7, 2, *[0] * 7]
+    seen = torch.empty(0, dtype=torch.int64, device=device).set_(part, 1, (1,), (1,))
+    part[9] = 1
+    assert (x.tolist(), seen.tolist()) == ([0, 1, 258, 3], [258]) == (x.cpu().tolist(), seen.cpu().tolist())
+    seen.add_(1)
+    assert x.tolist() == [0, 1, 259, 3]
+    del x, storage
+    assert part.tolist()[:9] == [1, *[0] * 7, 3]
+    with pytest.raises(BufferError, match="multiple of 8 bytes"):
+        torch.empty(0, dtype=torch.int64, device=device).set_(part[1:9])
+    with pytest.raises(RuntimeError, match="not resizable"):
+        part.resize_(4)
+
+
+def test_a_storage_of_bytes(device: torch.device) -> None:
+    assert torch.UntypedStorage([3, 4, 255], device=device).tolist() == [3, 4, 255]

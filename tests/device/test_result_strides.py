@@ -88,6 +88,20 @@ def test_images_in_channels_last_when_collected() -> None:
         test_images_in_channels_last("block", 2)
 
 
+@pytest.mark.parametrize("batch", [2, 1])
+@pytest.mark.parametrize("name", quick(NETS, "conv", "average pool", "cat", "zeros"))
+def test_every_second_pixel_of_images_in_channels_last(name: str, batch: int) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(batch, 4, 16, 16).contiguous(memory_format=torch.channels_last)
+    every_second = (slice(None), slice(None), slice(None, None, 2), slice(1, None, 2))
+    net = copy.deepcopy(NETS[name])
+    with torch.no_grad():
+        expected = net(images[every_second])
+        found = net.to(D)(images.to(D)[every_second])
+    assert has_strides(found, expected.stride())
+    assert_close(found.cpu(), expected)
+
+
 def test_strides_of_sizes_that_vary() -> None:
     pad = nn.ZeroPad2d(1)
     for size in range(3, 30):

@@ -39,6 +39,11 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
+@pytest.mark.parametrize("dtype", NOT_COMPUTED, ids=str)
+def test_a_tensor_without_elements_has_any_strides(dtype: torch.dtype) -> None:
+    assert torch.empty_strided((0,), (2,), dtype=dtype).to("dynaxla").cpu().shape == (0,)
+
+
 def test_copies_are_copies() -> None:
     x = torch.ones(1000)
     there = x.to("dynaxla")
@@ -200,3 +205,14 @@ def test_what_was_read_of_a_client_of_a_cpus_name_is_nobody_elses(elements: int)
         download(client, made).fill_(-1)
         assert torch.equal(download(client, made), x)
         assert torch.equal(download(client, BufferCopies(client).cut(buffer, [elements - 1])), x[:-1])
+
+
+def test_plain_numbers_are_copied() -> None:
+    """torch hands them to the kernel as they are."""
+    for dtype in DTYPES:
+        for number in (True, 3, 0.1, 2**40 if dtype.itemsize == 8 and not dtype.is_complex else 2):
+            x, there = torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=dtype, device="dynaxla")
+            assert there.copy_(number).cpu().tolist() == x.copy_(number).tolist()
+    there = torch.zeros(2, dtype=torch.complex64, device="dynaxla").copy_(1j)
+    assert there.tolist() == [1j, 1j]
+    assert torch.zeros(1, device="dynaxla").copy_(float("nan")).isnan().item()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal import composite_compliance
 
 import dynaxla
 
@@ -171,6 +172,24 @@ def test_out_arguments() -> None:
     assert columns[:, 1::2].abs().sum().item() == 0
     with pytest.raises(RuntimeError, match="can't be cast"):
         torch.add(x.to("dynaxla"), y.to("dynaxla"), out=torch.empty(3, 4, dtype=torch.int32, device="dynaxla"))
+
+
+def test_as_strided_of_a_subclass_around_a_tensor() -> None:
+    """torch makes the subclass's view of a storage without memory, too, with the kernel of the device."""
+    make, mode = composite_compliance.generate_cct_and_mode()
+    found = make(torch.arange(6.0, device="dynaxla"), mode).as_strided((2, 2), (2, 1))
+    assert found.elem.tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_sort_may_be_written_over_what_it_sorts(descending: bool) -> None:
+    x = torch.randint(9, (4, 50), device="dynaxla")
+    values, order = torch.sort(x, descending=descending)
+    own, before = torch.empty(0, dtype=torch.int64, device="dynaxla"), dynaxla.read_metrics().host_ops
+    torch.sort(x, descending=descending, out=(x, own))
+    assert torch.equal(x, values)
+    assert torch.equal(own, order)
+    assert dynaxla.read_metrics().host_ops == before
 
 
 def test_in_place_errors_are_eagers() -> None:

@@ -27,7 +27,13 @@ POOLED = ([2, 3, 2], [3, 4, 3])  # windows, results
 EDGES = torch.tensor([0.0, -0.0, 1.0, -3.5, 1e-3, 6e4, math.inf, -math.inf, math.nan])
 MANY = torch.arange(-120, 130, 7)
 CHOSEN = torch.tensor([[0, 2], [2, 4]])
+TRUE_AND_FALSE = torch.tensor([0, 1, 1j, 1 + 1j, complex(math.nan, 0), complex(0, math.nan)])
 CASES: list[tuple[OpOverload, tuple[Any, ...]]] = [
+    *[(aten.logical_not.default, (TRUE_AND_FALSE.to(dtype),)) for dtype in (torch.complex64, torch.complex128)],
+    *[
+        (op.default, (TRUE_AND_FALSE, TRUE_AND_FALSE.flip(0)))
+        for op in (aten.logical_and, aten.logical_or, aten.logical_xor)
+    ],
     *[(aten.frexp.Tensor, (EDGES.to(dtype),)) for dtype in FLOATS],
     (aten._trilinear.default, (randn(3, 4), randn(5, 4, 2), randn(3, 2), [1, 3], [0], [1, 2], [2, 3])),
     (aten._trilinear.default, (randn(3, 4), randn(5, 4), randn(3, 5), [1], [0], [2], [])),
