@@ -37,7 +37,7 @@ class MeshDevices:
         in_use: whether a mesh was made: programs are then compiled when their arguments are known.
         on_replicated: is told of buffers that were replicated onto a mesh: by the identity of a buffer, what it is now.
         find_sharding: says how a tensor is sharded.
-        programs: over meshes, each with what it computes.
+        programs: over meshes, each with what it computes, and whether it is a part of a compiled graph.
         gathered: by parameter, the axis over which it is split and along which a compiled graph gathers it before its use.
     """
 
@@ -51,7 +51,7 @@ class MeshDevices:
         self.on_replicated: Callable[[Mapping[int, Buffer]], None] = lambda replaced: None
         self.find_sharding: Callable[[torch.Tensor], Sharding | None] = lambda tensor: None
         self.gathered = WeakIdKeyDictionary()
-        self.programs: WeakKeyDictionary[PjrtExecutable, str] = WeakKeyDictionary()
+        self.programs: WeakKeyDictionary[PjrtExecutable, tuple[str, bool]] = WeakKeyDictionary()
 
     @property
     def devices(self) -> tuple[Any, ...]:

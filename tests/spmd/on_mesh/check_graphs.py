@@ -165,7 +165,7 @@ def test_a_constraint_and_its_gradient(mesh: Mesh) -> None:
 def test_the_report_lists_collectives(mesh: Mesh) -> None:
     f = compiled(lambda x: x.sum())
     f(dynaxla.shard(torch.randn(16, 8), mesh, ("data",)))
-    assert "on data=2xmodel=4: 1 all-reduce of 4 bytes" in dynaxla.report()
+    assert "(arguments on data=2xmodel=4: 1 ('data', None)): 1 all-reduce of 4 bytes" in dynaxla.report()
 
 
 class Block(nn.Module):
