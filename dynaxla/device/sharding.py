@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -240,6 +241,14 @@ def _put(device: RegisteredDevice, devices: MeshDevices, host: Tensor, wanted: S
     strides = tuple(host.stride()) if tuple(order) != tuple(range(host.dim())) else None
     made = device.memories.tensor(memory, spec, strides)
     return made.requires_grad_(host.requires_grad) if host.is_leaf else made
+
+
+def make_zeros(shape: Sequence[int], dtype: torch.dtype, wanted: Sharding) -> Tensor:
+    """Zeros over a mesh, of which no device ever has more than its part."""
+    device, spec = device_in_use(), TensorSpec(tuple(shape), dtype)
+    memory = DeviceStorage(spec, device.client.mesh_devices.put_zeros(spec, wanted))
+    memory.made_by = "dynaxla.shard"
+    return device.memories.tensor(memory)
 
 
 def find_tensor_sharding(tensor: Tensor) -> Sharding | None:

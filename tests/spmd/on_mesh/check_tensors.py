@@ -99,7 +99,13 @@ def test_nan_and_infinity_come_through_reductions(mesh: Mesh) -> None:
             assert_close(reduce(made, dim).cpu(), reduce(x, dim))
 
 
-def test_writes_keep_the_sharding(mesh: Mesh) -> None:
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_writes_keep_the_sharding(mesh: Mesh, mode: str) -> None:
+    with dynaxla.device_mode(mode):
+        check_writes(mesh)
+
+
+def check_writes(mesh: Mesh) -> None:
     host = torch.randn(16, 8)
     x = dynaxla.shard(host, mesh, ("data", "model"))
     spec = ("data", "model")
@@ -205,6 +211,18 @@ def test_collected_ops(mesh: Mesh) -> None:
         made.add_(1)
         assert_close(y.cpu(), (x * 2 + 1).relu().sum(1))
     assert_close(made.cpu(), x + 1)
+    assert spec_of(made) == ("data", "model")
+
+
+def test_collected_writes_of_another_sharding(mesh: Mesh) -> None:
+    """XLA would have the result as the operand is."""
+    x, other = torch.randn(16, 8), torch.randn(16, 8)
+    made, there = dynaxla.shard(x, mesh, (None, "model")), dynaxla.shard(other, mesh, ("data",))
+    with dynaxla.device_mode("fused"):
+        made.copy_(there).mul_(2)
+        assert spec_of(made) == (None, "model"), "as it will be"
+        assert_close(made.cpu(), other * 2)
+        assert spec_of(made) == (None, "model")
 
 
 @pytest.mark.parametrize(
