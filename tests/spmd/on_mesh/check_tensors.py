@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import dynaxla
+from dynaxla.device.registration import device_in_use
 from dynaxla.errors import OptionError, ShardingError, TargetError
 from dynaxla.mesh import Mesh
 from tests.tolerances import assert_close
@@ -133,6 +134,28 @@ def check_writes(mesh: Mesh) -> None:
     x.add_(1)
     assert torch.equal(clone.cpu(), host)
     assert torch.equal(x.cpu(), host + 1)
+
+
+def test_a_program_moves_what_is_sharded(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on devices that have memories of their own: nothing is read or written by the host, and programs are kept."""
+    devices = device_in_use().client.mesh_devices
+    x = torch.randn(16, 8, 2)
+    made = dynaxla.shard(x, mesh, ("data", "model"))
+    turned = dynaxla.shard(x.permute(2, 0, 1), mesh, (None, "data", "model"))
+    specs: tuple[Any, ...] = (("model", "data"), (), (("model", "data"),), (None, None, "data"))
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "moves_by_program", True)
+        for name in ("read", "put"):
+            patch.setattr(devices, name, lambda *_: pytest.fail("through the host"))
+        for compiles in (4, 1, 0):  # the second time from the last spec to the first
+            with dynaxla.recorder().expect(compiles=compiles):
+                for spec in specs:
+                    dynaxla.shard(made, mesh, spec)
+                    assert spec_of(made) == (*spec, None, None, None)[:3]
+        dynaxla.shard(turned, mesh, ("data", "model"))
+    assert torch.equal(made.cpu(), x)
+    assert spec_of(turned) == ("data", "model", None)
+    assert torch.equal(turned.cpu(), x.permute(2, 0, 1))
 
 
 def test_what_is_made_like_a_tensor_is_where_it_is(mesh: Mesh) -> None:
