@@ -96,7 +96,7 @@ def _call(
 
 
 def _constrain(x: jax.Array, spec: str) -> jax.Array:
-    """A call that `lowering/link.py` makes a constraint, or nothing: a function is lowered once for one device and all meshes."""
+    """A call that `lowering/link.py` makes a constraint, or nothing: a function is lowered once for whatever devices."""
     constrained: jax.Array = jax.ffi.ffi_call(IN_REGION, jax.ShapeDtypeStruct(x.shape, x.dtype))(x, spec=spec)
     return constrained
 

@@ -155,7 +155,8 @@ def _read_constraint(text: str, rank: int, mesh: Mesh) -> Sharding:
 
 
 _REGION_CONSTRAINT = re.compile(
-    rf'stablehlo\.custom_call @{re.escape(IN_REGION)}\((?P<operand>%[^)]+)\) .*spec = "(?P<spec>[^"]*)".* -> (?P<type>tensor<.*)'
+    rf"stablehlo\.custom_call @{re.escape(IN_REGION)}\((?P<operand>%[^)]+)\) "
+    r'.*spec = "(?P<spec>[^"]*)".* -> (?P<type>tensor<.*)'
 )
 
 

@@ -93,11 +93,11 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
     Args:
         compiled: what torch.compile returned.
         on_miss: what a call does whose program is not there, for its sizes or, on a mesh, for the shardings of its arguments,
-            weights among them: "error" raises FrozenError; "eager" runs the captured graph
-            in eager PyTorch; "next_bucket" runs the smallest larger program that is there, else eager; "background" does
-            as "next_bucket" while the right one is compiled, or compiles if a mesh was made; "compile" compiles, as before the first freeze. A graph
-            that Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the
-            background. Results are the same in all cases; `Metrics.misses` counts them.
+            weights among them: "error" raises FrozenError; "eager" runs the captured graph in eager PyTorch; "next_bucket"
+            runs the smallest larger program that is there, else eager; "background" does as "next_bucket" while the right
+            one is compiled, or compiles if a mesh was made; "compile" compiles, as before the first freeze. A graph that
+            Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the background.
+            Results are the same in all cases; `Metrics.misses` counts them.
 
     Raises:
         OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.

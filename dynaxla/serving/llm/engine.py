@@ -42,7 +42,8 @@ class LanguageEngine(WorkerServer[TokenSequence, FifoQueue[TokenSequence]]):
         answer = engine.submit(tokenizer("In the beginning")["input_ids"], Sampling(temperature=0)).result()
 
     Args:
-        model: on torch's device "dynaxla", or for `tensor_parallel` also on the host: no device has all of it then. Set to evaluation mode, with attention `attention.NAME` instead of "sdpa".
+        model: on torch's device "dynaxla", or for `tensor_parallel` also on the host: no device has all of it then. Set to
+            evaluation mode, with attention `attention.NAME` instead of "sdpa".
         tokenizer: of transformers; a fast one for grammars.
         settings: sizes; `EngineSettings()` where left out.
         observer: told of steps and of requests' ends.

@@ -30,8 +30,8 @@ def recorder() -> Recorder:
 
 @torch.no_grad()
 def test_tokens_are_those_of_one_device(recorder: Recorder) -> None:
-    """Greedy, in float32. Of two layers each step sums over devices four times, and once for the embedding."""
-    host = build("llama")
+    """Greedy, in float32. A layer sums over devices twice, the embedding once."""
+    host = build("llama", num_hidden_layers=1)
     (prompt,) = prompts(8)
     expected = host.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, pad_token_id=0)[0, 8:].tolist()
     runner = ModelRunner(copy.deepcopy(host), FEW, [])
@@ -48,7 +48,7 @@ def test_tokens_are_those_of_one_device(recorder: Recorder) -> None:
     made = [program for program in devices.programs if program not in before]
     assert len(made) == 2
     for program in made:
-        assert [each.kind for each in list_collectives(program.hlo_text())].count("all-reduce") == 5
+        assert [each.kind for each in list_collectives(program.hlo_text())].count("all-reduce") == 3
 
 
 def test_each_device_has_its_heads() -> None:
