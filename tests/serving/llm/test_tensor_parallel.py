@@ -1,4 +1,4 @@
-"""`python -m dynaxla serve --tensor-parallel 4` in processes of its own: answers are eager's, a later start compiles nothing."""
+"""`python -m dynaxla serve --tensor-parallel 4` in processes of its own: answers are eager's, a later one compiles nothing."""
 
 from __future__ import annotations
 
