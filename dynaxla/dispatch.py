@@ -12,9 +12,10 @@ from dynaxla.async_compile.part_client import PartCompileClient
 from dynaxla.async_compile.prefetch import ProgramPrefetcher
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import ShapeKey
-from dynaxla.programs.argument_binder import ArgumentBinder, make_binder
+from dynaxla.programs.argument_binder import make_binder
 from dynaxla.programs.miss_policy import MissPolicy
 from dynaxla.programs.part_programs import PartPrograms
+from dynaxla.programs.sharding_misses import RunProgram, serve_shardings
 from dynaxla.runtime.weight_residency import WriteTracker
 from dynaxla.torch_api.gc_guard import pause_collection
 
@@ -31,18 +32,18 @@ class CompiledPart:
 
     Args:
         programs: the part's programs.
-        binder: converts arguments to buffers and results to tensors.
+        run: runs a program: converts arguments to buffers and results to tensors.
         misses: serves the calls that have no program.
         on_call: listeners to every call.
     """
 
     def __init__(
-        self, programs: PartPrograms, binder: ArgumentBinder, misses: MissHandler, on_call: Sequence[CallListener]
+        self, programs: PartPrograms, run: RunProgram, misses: MissHandler, on_call: Sequence[CallListener]
     ) -> None:
         self._keys = programs.keys
         self._programs = programs
         self._find = programs.get
-        self._run = binder.run
+        self._run = run
         self._serve_miss = misses.serve
         self._on_call = tuple(on_call)
 
@@ -63,15 +64,11 @@ class CompiledPart:
 
 @dataclass(frozen=True, slots=True)
 class MissHandler:
-    """Serves the calls of one part that have no program. It is the `MissedPart` of the policies.
-
-    Attributes:
-        policy: gives the policy of the compiled function that is being called.
-        client: asks for programs to be compiled in the background.
-    """
+    """Serves the calls of one part that have no program. It is the `MissedPart` of the policies; `client` asks for programs to
+    be compiled in the background."""
 
     programs: PartPrograms
-    binder: ArgumentBinder
+    run: RunProgram
     policy: Callable[[], MissPolicy]
     client: PartCompileClient
 
@@ -88,7 +85,7 @@ class MissHandler:
 
     def compile(self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         with pause_collection():
-            results = self.binder.run(self.programs.compile(key, values, args), values, args)
+            results = self.run(self.programs.compile(key, values, args), values, args)
         for listener in self.programs.listeners:
             listener.on_waited()
         return results
@@ -115,8 +112,8 @@ class MissHandler:
         self.client.costs.note_eager(elements, time.perf_counter() - started)
         return results
 
-    def list_programs(self) -> str:
-        return ", ".join(map(str, self.programs)) or "none"
+    def explain_miss(self, key: ShapeKey) -> str:
+        return f"the sizes {key}; there are: {', '.join(map(str, self.programs)) or 'none'}"
 
     def _run_substitute(self, values: tuple[int, ...], args: Sequence[Any], *, is_measured: bool) -> list[Any]:
         """Runs the program of the smallest larger bucket that has one, or in eager.
@@ -134,7 +131,7 @@ class MissHandler:
         started = time.perf_counter()
         programs.mark_used(key)
         self._count(served_larger=1)
-        results = self.binder.run(program, values, args)
+        results = self.run(program, values, args)
         costs.note_program(key, time.perf_counter() - started)
         return results
 
@@ -154,6 +151,7 @@ def make_part(
     """
     compiler = programs.compiler
     binder = make_binder(compiler.pipeline.client, compiler.graphs.facts, watch, programs.compile_fold)
+    run, policy = serve_shardings(binder.run, compiler, policy)
     client, prefetcher = PartCompileClient(programs, service), ProgramPrefetcher(programs, service)
     programs.listeners += [client.costs, prefetcher]
     on_call: list[CallListener] = []
@@ -161,7 +159,7 @@ def make_part(
         on_call.append(AdaptiveBuckets.of(programs, client, service).on_call)
     if compiler.pipeline.options.compile == "behind":
         on_call.append(compiler.pipeline.recorder.on_call)
-    part = CompiledPart(programs, binder, MissHandler(programs, binder, policy, client), on_call)
+    part = CompiledPart(programs, run, MissHandler(programs, run, policy, client), on_call)
     if compiler.graphs.are_known:  # its programs may be on disk: load them before the first call
         prefetcher.load_likely()
     return part

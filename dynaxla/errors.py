@@ -98,7 +98,7 @@ class FrozenError(DynaxlaError):
     id = "DX140"
 
     def __init__(self, explanation: str) -> None:
-        hint = "warm up with such sizes before dynaxla.freeze, or freeze with another on_miss"
+        hint = "warm up with such arguments before dynaxla.freeze, or freeze with another on_miss"
         super().__init__(f"{explanation}, and nothing may compile after dynaxla.freeze", hint)
 
 

@@ -36,7 +36,7 @@ from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import RuntimeState
-from dynaxla.targets.registry import connect
+from dynaxla.targets.registry import connect, mesh_devices
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import box_function
 from dynaxla.torch_api.fakes import disable_modes
@@ -139,12 +139,13 @@ class GraphBuilder:
     def circumstances(self, device: torch.device) -> str | None:
         """Returns a digest of all that determines a part beside its graph, policies and options.
 
-        None if no key determines the part (users' bodies), or if stages are dumped.
+        None if no key determines the part (users' bodies), if stages are dumped, or if a mesh was made: calls need graphs then.
 
         Args:
             device: the device of the graph's tensors.
         """
-        if self.options.debug.dump is not None or self.shared.registered.current is not core_table():
+        devices, is_dumped = mesh_devices(), self.options.debug.dump is not None
+        if is_dumped or self.shared.registered.current is not core_table() or (devices is not None and devices.in_use):
             return None
         target = self._context(device).target
         traits = (target.name, target.channels_last, target.copies_transposed)

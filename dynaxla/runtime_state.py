@@ -27,10 +27,9 @@ from dynaxla.ops.table import OpRegistry, core_table
 from dynaxla.programs.miss_policy import FunctionPolicies, is_compiled
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.weight_residency import WriteTracker
-from dynaxla.targets.registry import registered_targets
+from dynaxla.targets.registry import mesh_devices
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.torch_api.patches import apply_patches
-from dynaxla.types import DEVICE_TYPE
 from dynaxla.versions import check_versions
 
 hold_across_forks(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at work before the first graph comes
@@ -89,8 +88,8 @@ def read_metrics() -> Metrics:
 
 def report() -> str:
     """The graphs in the order of their capture, each with the line where it ended early and Dynamo's reason, what runs in
-    eager, which parts have many programs, which functions Dynamo captures no more, and the collectives of each program over a
-    mesh, with the bytes of their results on one device, since the process began.
+    eager, which parts have many programs, which functions Dynamo captures no more, and the programs over meshes, with how their
+    arguments are sharded and their collectives, with the bytes of their results on one device, since the process began.
 
     A break without a graph is one before which nothing was captured or that lies inside of a loop: such a function, which is
     not known by its backend, runs in eager. So does a module of torch.nn that was compiled in place, but for the modules of
@@ -100,14 +99,11 @@ def report() -> str:
     return write_report(read_metrics(), skipped, _list_partitioned())
 
 
-def _list_partitioned() -> dict[str, list[str]]:
-    """The optimized HLO of the programs over meshes, by what they compute."""
-    target = registered_targets().get(DEVICE_TYPE)
-    devices = None if target is None or target.client is None else target.client().mesh_devices
-    found: dict[str, list[str]] = {}
-    for program, what in [] if devices is None else list(devices.programs.items()):
-        found.setdefault(what, []).append(program.hlo_text())
-    return found
+def _list_partitioned() -> list[tuple[str, bool, str]]:
+    """The programs over meshes: what each computes, whether it is a part of a compiled graph, and its optimized HLO."""
+    devices = mesh_devices()
+    programs = [] if devices is None else list(devices.programs.items())
+    return [(*named, program.hlo_text()) for program, named in programs]
 
 
 def mark_bucketed(

@@ -28,7 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynaxla.targets.registry import mesh_devices
 from dynaxla.torch_api.storages import storage_key
+from dynaxla.types import DEVICE_TYPE
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _OF_TORCH = (torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -158,8 +160,12 @@ class _Reader:
         elif tensor.layout is torch.strided:
             storage = storage_key(tensor.untyped_storage())
             number = self._storages.setdefault(storage, len(self._storages))
-            self._tell(str(tensor.stride()), str(tensor.storage_offset()), str(number))
+            self._tell(str(tensor.stride()), str(tensor.storage_offset()), str(number), self._sharding(tensor))
         self._attributes(tensor, where)
+
+    def _sharding(self, tensor: Tensor) -> str:
+        devices = mesh_devices() if tensor.device.type == DEVICE_TYPE else None
+        return "" if devices is None or not devices.in_use else str(devices.find_sharding(tensor))
 
     def _object(self, value: Any, where: str) -> None:
         """Its attributes; of a class that says itself how it is pickled, as its state may be elsewhere, that too."""

@@ -10,6 +10,9 @@ from torch import Tensor
 from dynaxla.mesh import Spec, parse_dims
 from dynaxla.types import DEVICE_TYPE
 
+IN_REGION = "dynaxla.constrain"
+"""The target of StableHLO's custom calls that stand for constraints in the bodies of `cond` and loops."""
+
 _DIM, _AXIS = ";", ","
 
 

@@ -353,7 +353,7 @@ def _place_results(
     is_like = "_like" in call.known.name
     for number, made in enumerate(program.outputs):
         place = made.source.result
-        if place is None or type(placed[place]) is LazyBuffer:
+        if place is None:
             continue
         wanted = None
         if number >= first:
@@ -362,6 +362,8 @@ def _place_results(
         elif is_like:
             alike = (memory for memory in call.memories if memory.spec.shape == made.array.shape)
             wanted = next((found for found in map(find_sharding, alike) if found is not None), None)
-        if wanted is not None:
+        if wanted is not None and type(placed[place]) is LazyBuffer:
+            placed[place].sharding = wanted
+        elif wanted is not None:
             placed[place] = devices.reshard(placed[place], wanted)
     return placed

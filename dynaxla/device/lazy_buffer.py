@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dynaxla.errors import ExecutionError
+from dynaxla.mesh import Sharding
 from dynaxla.runtime.client import Buffer
 
 
@@ -28,14 +29,16 @@ class LazyBuffer:
         trace: the ops; None as soon as they were run.
         step: the op, by its number.
         result: of its results which.
+        sharding: as what it replaces is sharded, which was written in place; None: it replaces nothing over a mesh.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_error", "result", "step", "trace")
+    __slots__ = ("__weakref__", "_buffer", "_error", "result", "sharding", "step", "trace")
 
     def __init__(self, trace: LazyOps, step: int, result: int) -> None:
         self.trace: LazyOps | None = trace
         self.step = step
         self.result = result
+        self.sharding: Sharding | None = None
         self._buffer: Buffer | None = None
         self._error: ExecutionError | None = None
 

@@ -30,6 +30,7 @@ from dynaxla.device.op_call import OpInvocation
 from dynaxla.device.op_programs import OpProgramBuilder, TracedOp
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
+from dynaxla.mesh import Sharding
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
@@ -133,7 +134,12 @@ class LazyMode:
         for (step, result), outcome in zip(program.gives, results, strict=True):
             pending = steps[step].results[result]()
             if pending is not None:
-                pending.settle(outcome)
+                pending.settle(self._place(outcome, pending.sharding))
+
+    def _place(self, outcome: Any, wanted: Sharding | None) -> Any:
+        """A result, sharded as what was written in place is."""
+        is_placed = wanted is None or isinstance(outcome, ExecutionError)
+        return outcome if is_placed else self._builder.client.mesh_devices.reshard(outcome, wanted)
 
     # Programs
 

@@ -91,11 +91,12 @@ def use(platform: str | os.PathLike[str] | None = None, *, devices: int | None =
         platform: "tpu", "tpu:1", "cuda", "cpu", or a PJRT plugin's name or file; None: what DYNAXLA_PLATFORM says, else the
             best one that is here: tpu, cuda, cpu.
         devices: of the CPU: as how many devices the processor is shown, for meshes (`dynaxla.make_mesh`); None: as many as
-            XLA_FLAGS says, else one. Of other platforms all devices are there for meshes if `platform` has no number.
+            XLA_FLAGS says, else one. Of other platforms how many there have to be: all are there for meshes if `platform` has
+            no number.
 
     Raises:
         OptionError: the process uses another platform, another number of devices, or another package's device.
-        TargetError: the platform is not here, or has another number of devices.
+        TargetError: the platform is not here, or has fewer devices.
     """
     choice = _choice()
     with choice.lock:
@@ -208,9 +209,10 @@ def _connected(named: str | None, devices: int | None) -> tuple[str, PjrtClient]
         return named, _client(named, devices)
     for platform in _likely():
         try:
-            return platform, _client(platform, devices)
+            connect(find_target(platform))
         except TargetError:
             continue
+        return platform, _client(platform, devices)  # with too few devices an error, and not the CPU
     return "cpu", _client("cpu", devices)
 
 
@@ -224,7 +226,7 @@ def _client(platform: str, devices: int | None) -> PjrtClient:
     count = 1 if _names_one(platform) else len(client.list_devices())
     if platform == "cpu" and (wanted := devices or count) > 1:
         client, count = many_cpus(wanted), wanted  # graphs of host tensors keep theirs
-    if devices not in (None, count):
+    if devices is not None and devices > count:
         raise TargetError(f"{platform} has {count} devices, not {devices}", "name no number of devices, or the CPU")
     if count > 1:
         client.read_sharded_by(MeshDevices(client))

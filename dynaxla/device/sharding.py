@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dynaxla.custom_ops.constrain import CONSTRAIN, write_spec
 from dynaxla.device.op_call import locate_view
 from dynaxla.device.registration import RegisteredDevice, device_in_use, use
 from dynaxla.device.storage import DeviceStorage, find_sharding, storage_of
@@ -19,7 +21,8 @@ from dynaxla.errors import ShardingError
 from dynaxla.fx.permutations import invert_permutation
 from dynaxla.mesh import Mesh, Sharding, Spec, parse_sharding, replicate
 from dynaxla.ops.dtypes import XLA_DTYPES
-from dynaxla.runtime.mesh_devices import MeshDevices
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.mesh_devices import MeshDevices, sharding_of
 from dynaxla.torch_api.modules import move_tensors
 from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import DEVICE_TYPE, TensorSpec
@@ -222,9 +225,20 @@ def place(tensor: Tensor, wanted: Sharding) -> Tensor:
     order = memory_order(tensor.stride())
     if not placed.is_whole or memory.spec.shape != tuple(tensor.shape[dim] for dim in order):
         raise ShardingError("a view of a part of a tensor is not sharded", "shard its clone, or the whole tensor")
-    buffer = devices.reshard(device.eager.buffer_of(memory), wanted.permute(order))
-    memory.rebind(buffer, made_by="dynaxla.shard")
+    held, sharding = device.eager.buffer_of(memory), wanted.permute(order)
+    known = sharding_of(held)
+    if devices.moves_by_program and known is not None and known != sharding and known.mesh == sharding.mesh:
+        held = _move(device, memory.spec, held, sharding)
+    memory.rebind(devices.reshard(held, sharding), made_by="dynaxla.shard")
     return tensor
+
+
+@torch.no_grad()
+def _move(device: RegisteredDevice, spec: TensorSpec, held: Buffer, wanted: Sharding) -> Buffer:
+    """A sharded array as a program gives it whose result is sharded so: its parts go from device to device. There is one
+    program for each shape, dtype and pair of shardings, as for any op."""
+    whole = device.memories.tensor(DeviceStorage(spec, held))
+    return storage_of(CONSTRAIN(whole, write_spec(wanted.dims))).buffer
 
 
 def _put(device: RegisteredDevice, devices: MeshDevices, host: Tensor, wanted: Sharding) -> Tensor:
@@ -240,6 +254,14 @@ def _put(device: RegisteredDevice, devices: MeshDevices, host: Tensor, wanted: S
     strides = tuple(host.stride()) if tuple(order) != tuple(range(host.dim())) else None
     made = device.memories.tensor(memory, spec, strides)
     return made.requires_grad_(host.requires_grad) if host.is_leaf else made
+
+
+def make_zeros(shape: Sequence[int], dtype: torch.dtype, wanted: Sharding) -> Tensor:
+    """Zeros over a mesh, of which no device ever has more than its part."""
+    device, spec = device_in_use(), TensorSpec(tuple(shape), dtype)
+    memory = DeviceStorage(spec, device.client.mesh_devices.put_zeros(spec, wanted))
+    memory.made_by = "dynaxla.shard"
+    return device.memories.tensor(memory)
 
 
 def find_tensor_sharding(tensor: Tensor) -> Sharding | None:

@@ -359,9 +359,11 @@ def storage_of(tensor: torch.Tensor) -> DeviceStorage:
 
 
 def find_sharding(memory: DeviceStorage) -> Sharding | None:
-    """How a memory's array is sharded; None if it is on one device, in a larger buffer, or not computed yet."""
+    """How a memory's array is sharded; None if it is on one device, in a larger buffer, or what collected ops make anew."""
     buffer = memory.whole
     if type(buffer) is LazyBuffer:
+        if buffer.known is None:
+            return buffer.sharding
         buffer = buffer.known
     return None if buffer is None else sharding_of(buffer)
 

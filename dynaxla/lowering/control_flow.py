@@ -15,6 +15,7 @@ import torch
 from jax import lax
 from torch.fx import GraphModule, Node, map_arg
 
+from dynaxla.custom_ops.constrain import CONSTRAIN, IN_REGION
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
 from dynaxla.torch_api.overloads import HigherOrderOperator
@@ -87,9 +88,17 @@ def _call(
 ) -> object:
     if isinstance(target, HigherOrderOperator):
         return call(target, args, bodies)
+    if target is CONSTRAIN:
+        return _constrain(*args)  # type: ignore[arg-type]
     body = bodies.get(target) or _SIZES.get(target)
     # What has no body is arithmetic on sizes, which are plain numbers here, or a pick.
     return (body or target)(*args, **kwargs)
+
+
+def _constrain(x: jax.Array, spec: str) -> jax.Array:
+    """A call that `lowering/link.py` makes a constraint, or nothing: a function is lowered once for whatever devices."""
+    constrained: jax.Array = jax.ffi.ffi_call(IN_REGION, jax.ShapeDtypeStruct(x.shape, x.dtype))(x, spec=spec)
+    return constrained
 
 
 def _cond(run: Run, pred: Value, true: GraphModule, false: GraphModule, operands: Sequence[Value]) -> Values:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from dynaxla.custom_ops.constrain import IN_REGION
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
@@ -136,7 +137,7 @@ class _Calls:
             yield self._functions[self._mlir.callee(user)].regions[0].blocks[0].arguments[position]
         elif user.name == "func.return":
             yield from (site.results[position] for site in self._sites.get(self._function_of(user), ()))
-        elif user.name in _PASSES_ON:
+        elif user.name in _PASSES_ON or self._mlir.custom_target(user) == IN_REGION:
             yield from user.results
 
     def _function_of(self, operation: Operation) -> str:

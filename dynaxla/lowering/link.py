@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD, read_spec
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, IN_REGION, UNSHARD, read_spec
 from dynaxla.custom_ops.process_collectives import find_ranks
 from dynaxla.errors import ShardingError
 from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
@@ -83,7 +83,7 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
             continue
         lowered = functions[call.key]
         name, text = (lowered.exact_name, lowered.exact) if node in exact else (lowered.name, lowered.text)
-        called[name] = text
+        called[name] = _write_region_constraints(text, mesh) if IN_REGION in text else text
         several = f":{len(call.tensors)}" if len(call.tensors) != 1 else ""
         given = ", ".join(names[operand] for operand in operands)
         assigned = f"%{number}{several} = " if call.tensors else ""
@@ -155,12 +155,44 @@ def _find_constraint(graph: CallGraph, call: OpCall, operands: Sequence[Value], 
         given = _sharding_of_argument(graph, operands[0])
         return None if given is None else given.drop_axis(text)
     (spec,) = call.operands
-    sharding = Sharding(mesh, read_spec(text, len(spec.shape)))
+    return _read_constraint(text, len(spec.shape), mesh)
+
+
+def _read_constraint(text: str, rank: int, mesh: Mesh) -> Sharding:
+    """The sharding of a value of this rank that a constraint says.
+
+    Raises:
+        ShardingError: it names an axis that the mesh lacks.
+    """
+    sharding = Sharding(mesh, read_spec(text, rank))
     try:
         mesh.count([axis for dim in sharding.dims for axis in dim])
     except ShardingError as error:
-        raise ShardingError(f"constrain(x, {sharding.spec}) of a {spec}: {error.explanation}", error.hint) from error
+        raise ShardingError(f"constrain(x, {sharding.spec}): {error.explanation}", error.hint) from error
     return sharding
+
+
+_REGION_CONSTRAINT = re.compile(
+    rf"stablehlo\.custom_call @{re.escape(IN_REGION)}\((?P<operand>%[^)]+)\) "
+    r'.*spec = "(?P<spec>[^"]*)".* -> (?P<type>tensor<\S*>)'
+)
+
+
+def _write_region_constraints(text: str, mesh: Mesh | None) -> str:
+    """A function with the constraints in bodies of `cond` and loops; on one device they give their operands.
+
+    Raises:
+        ShardingError: one names an axis that the mesh lacks.
+    """
+
+    def write(found: re.Match[str]) -> str:
+        operand, spec, its_type = found["operand"], found["spec"], found["type"]
+        if mesh is None:
+            return f"stablehlo.reshape {operand} : ({its_type}) -> {its_type}"
+        sharding = _read_constraint(spec, len(re.findall(r"\d+x", its_type)), mesh)
+        return f"sdy.sharding_constraint {operand} {mlir_sharding(sharding)} : {its_type}"
+
+    return _REGION_CONSTRAINT.sub(write, text)
 
 
 def _sharding_of_argument(graph: CallGraph, value: Value) -> Sharding | None:

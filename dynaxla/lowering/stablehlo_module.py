@@ -46,6 +46,12 @@ class StablehloModules:
         """The function that a `func.call` calls."""
         return str(self.ir.FlatSymbolRefAttr(operation.attributes["callee"]).value)
 
+    def custom_target(self, operation: Any) -> str | None:
+        """What a `stablehlo.custom_call` calls; None for another operation."""
+        if operation.name != "stablehlo.custom_call":
+            return None
+        return str(self.ir.StringAttr(operation.attributes["call_target_name"]).value)
+
 
 def walk(operation: Any) -> Iterator[Any]:
     """Yields every operation inside of an operation, outermost first."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
 from dynaxla.observe.collectives import list_collectives
 from dynaxla.observe.graph_breaks import breaks_without_graph
 from dynaxla.observe.recorder import Metrics
 
 
-def write_report(metrics: Metrics, not_captured: Collection[str], partitioned: Mapping[str, Sequence[str]]) -> str:
+def write_report(
+    metrics: Metrics, not_captured: Collection[str], partitioned: Collection[tuple[str, bool, str]]
+) -> str:
     """The text of `dynaxla.report`.
 
     Args:
         metrics: the counters.
         not_captured: names of torch.nn's classes with a module that was compiled in place.
-        partitioned: by what programs over meshes compute, their optimized HLO.
+        partitioned: of programs over meshes what they compute, whether that is a part of a compiled graph, which is listed
+            also without collectives, and the optimized HLO.
     """
     sections: dict[str, Sequence[object]] = {
         "breaks without a graph": breaks_without_graph(metrics.captured),
@@ -24,9 +26,12 @@ def write_report(metrics: Metrics, not_captured: Collection[str], partitioned: M
         "ops that run in eager": tuple(dict.fromkeys(metrics.fallbacks)),
         "compiled per exact shape": tuple(dict.fromkeys(metrics.exact_shapes)),
         "many programs": metrics.many_programs,
+        "not compiled in a child process": metrics.unshipped,
         "captured as often as Dynamo allows": metrics.last_captures,
-        "collectives": [
-            line for what, texts in partitioned.items() for line in map(partial(_sum_up, what), texts) if line
+        "programs over meshes, and their collectives": [
+            f"{what}: {sums or 'no collective'}"
+            for what, is_part, hlo_text in partitioned
+            if (sums := _sum_up(hlo_text)) or is_part
         ],
     }
     graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.executables}"
@@ -34,13 +39,12 @@ def write_report(metrics: Metrics, not_captured: Collection[str], partitioned: M
     return "\n".join("\n  ".join([title, *map(str, entries)]) for title, entries in filled.items())
 
 
-def _sum_up(what: str, hlo_text: str) -> str:
+def _sum_up(hlo_text: str) -> str:
     """The collectives of a program, those of one kind together; empty if it has none."""
     found: dict[str, list[int]] = {}
     for each in list_collectives(hlo_text):
         found.setdefault(each.kind, []).append(each.nbytes)
-    listed = ", ".join(f"{len(sizes)} {kind} of {sum(sizes)} bytes" for kind, sizes in found.items())
-    return f"{what}: {listed}" if listed else ""
+    return ", ".join(f"{len(sizes)} {kind} of {sum(sizes)} bytes" for kind, sizes in found.items())
 
 
 def _nothing_captured(name: str) -> str:

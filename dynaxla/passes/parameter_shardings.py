@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.custom_ops.constrain import CONSTRAIN_LIKE, UNSHARD
 from dynaxla.fx.batched_products import keep_stacks_apart
-from dynaxla.targets.registry import registered_targets
+from dynaxla.targets.registry import mesh_devices
 from dynaxla.torch_api.aot import PART_OF_JOINT, is_backward, mark_backward
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import DEVICE_TYPE
@@ -46,8 +46,7 @@ class InputPlacement:
     @classmethod
     def of(cls, inputs: Sequence[object]) -> InputPlacement:
         """That of the values of a graph's first call."""
-        target = registered_targets().get(DEVICE_TYPE)
-        devices = None if target is None or target.client is None else target.client().mesh_devices
+        devices = mesh_devices()
         if devices is None or not devices.in_use:
             return cls()
         tensors = [x if isinstance(x, torch.Tensor) and x.device.type == DEVICE_TYPE else None for x in inputs]

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dynaxla.bucket_policy import Bounded
 from dynaxla.bucket_policy.declared import combinations, declared_buckets
 from dynaxla.bucketing.marked_dims import MarkedDims
+from dynaxla.device.sharding import shard, sharding
 from dynaxla.errors import OptionError
 from dynaxla.programs.miss_policy import FunctionPolicy, OnMiss, check_on_miss
 from dynaxla.runtime_state import process
@@ -48,7 +49,8 @@ def warmup(
         compiled: what torch.compile returned.
         examples: for each kind of call its arguments, as a tuple, or as a mapping where all have keywords. Dims that vary
             are marked by `dynaxla.mark_bucketed` with a `max`; sizes 0 and 1 are left out unless `min` says else. An
-            example without ranges is called as it is.
+            example without ranges is called as it is. Tensors on a mesh are sharded as in the calls to come: programs are
+            compiled for that, so there is one example for each way in which calls are sharded.
         progress: show a bar; or what is called after every call, with how many are done and how many there are.
         workers: threads; by default one per two processor cores, at most 4.
         wait: False calls the function at each bucket in eager, where its program is not there, and returns: child processes
@@ -60,6 +62,7 @@ def warmup(
     Raises:
         OptionError: the function is not compiled by dynaxla, there is no example, a range has no `max`, dims of one size
             have different ranges, or the options keep fewer executables than there are buckets.
+        ShardingError: a bucket has a size that the devices over which the example's dim is split do not divide.
         RuntimeError: the main thread has ended meanwhile, so the process is about to end: what is left is not compiled.
     """
     shared = process()
@@ -89,11 +92,12 @@ def freeze(compiled: Callable[..., object], on_miss: OnMiss = "error") -> None:
 
     Args:
         compiled: what torch.compile returned.
-        on_miss: what a call does whose program is not there: "error" raises FrozenError; "eager" runs the captured graph
-            in eager PyTorch; "next_bucket" runs the smallest larger program that is there, else eager; "background" does
-            as "next_bucket" while the right one is compiled; "compile" compiles, as before the first freeze. A graph
-            that Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the
-            background. Results are the same in all cases; `Metrics.misses` counts them.
+        on_miss: what a call does whose program is not there, for its sizes or, on a mesh, for the shardings of its arguments,
+            weights among them: "error" raises FrozenError; "eager" runs the captured graph in eager PyTorch; "next_bucket"
+            runs the smallest larger program that is there, else eager; "background" does as "next_bucket" while the right
+            one is compiled, or compiles if a mesh was made; "compile" compiles, as before the first freeze. A graph that
+            Dynamo captures anew raises, runs in eager (for "next_bucket" too), or has its parts compiled in the background.
+            Results are the same in all cases; `Metrics.misses` counts them.
 
     Raises:
         OptionError: the function is not compiled by dynaxla, or `on_miss` is another word.
@@ -153,15 +157,18 @@ class _Call:
         return [self.sizes[size] if dim in marked else size for dim, size in enumerate(tensor.shape)]
 
     def _resized(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The example's elements, again and again where there are too few, so that they stay what the function expects."""
+        """The example's elements, again and again where there are too few, so that they stay what the function expects; on a
+        mesh they are sharded as the example is."""
         marked = self.marks.of(tensor)
         if not marked:
             return tensor
         with torch.inference_mode(tensor.is_inference()):  # tensors that differ in this have graphs of their own
-            made = tensor.detach()
+            placed = sharding(tensor)
+            made = tensor.detach().cpu()  # where nothing is compiled for it
             for dim, size in enumerate(self._shape(tensor)):
                 if dim in marked:
-                    made = made.index_select(dim, torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1))
+                    made = made.index_select(dim, torch.arange(size) % max(tensor.shape[dim], 1))
+            made = made.to(tensor.device) if placed is None else shard(made, placed.mesh, placed.spec)
         made.requires_grad_(tensor.requires_grad)
         for dim, bounded in marked.items():
             self.marks.add(made, dim, bounded)

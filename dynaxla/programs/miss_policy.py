@@ -51,8 +51,8 @@ class MissedPart(Protocol):
 
     def run_eager(self, values: Values, args: Sequence[Any]) -> list[Any]: ...
 
-    def list_programs(self) -> str:
-        """The keys of the programs that are there, for an error's text."""
+    def explain_miss(self, key: ShapeKey) -> str:
+        """Which program the call needs, and which are there, for an error's text."""
         ...
 
 
@@ -81,12 +81,25 @@ class MissPolicy(ABC):
         """
         return self
 
+    @property
+    def on_mesh(self) -> MissPolicy:
+        """The policy in a process that made a mesh."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class CompileInCall(MissPolicy):
-    """Compiles in the call."""
+    """Compiles in the call.
+
+    Attributes:
+        counts: whether such calls are misses of a frozen function.
+    """
+
+    counts: bool = False
 
     def serve(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
+        if self.counts:
+            part.count_miss()
         return part.compile(key, values, args)
 
     def during_warmup(self, waits: bool) -> MissPolicy:
@@ -112,6 +125,12 @@ class CompileInBackground(MissPolicy):
 
     def during_warmup(self, waits: bool) -> MissPolicy:
         return replace(self, waits=waits)
+
+    @property
+    def on_mesh(self) -> MissPolicy:
+        """Compiles in the call. What ran op by op meanwhile would give results that are sharded otherwise than the program's,
+        and whatever reads these would be compiled for such shardings, too, which do not come again."""
+        return CompileInCall(self.counts)
 
 
 class CompileNothing(MissPolicy):
@@ -146,7 +165,7 @@ class RaiseFrozen(CompileNothing):
     """Raises FrozenError."""
 
     def substitute(self, part: MissedPart, key: ShapeKey, values: Values, args: Sequence[Any]) -> list[Any]:
-        raise FrozenError(f"a call needs a program for the sizes {key}; there are: {part.list_programs()}")
+        raise FrozenError(f"a call needs a program for {part.explain_miss(key)}")
 
     def serve_graph(self, graph: Callable[..., Any], args: Sequence[Any]) -> Any:
         raise FrozenError("Dynamo captured a new graph")

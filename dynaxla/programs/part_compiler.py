@@ -16,7 +16,8 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.metadata import MetadataCache
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.program import CompiledProgram, ProgramMetadata
-from dynaxla.programs.sharded_program import compile_for_devices, make_shardable
+from dynaxla.programs.program_cache import ProgramCache
+from dynaxla.programs.sharded_program import PartitionedPrograms, compile_for_devices, make_shardable
 from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Executable
 from dynaxla.types import StaticGraph
@@ -35,6 +36,7 @@ class PartCompiler:
         self.graphs = graphs
         self.pipeline = pipeline
         self.fold: Executable | None = None
+        self._partitioned: PartitionedPrograms = ProgramCache(pipeline.options.max_executables, pipeline.recorder)
 
     @property
     def lacks_fold(self) -> bool:
@@ -63,7 +65,8 @@ class PartCompiler:
             source.result is not None for source in outline.outputs
         )  # else all are arguments or plain values
         compiled = CompiledProgram(
-            compile_for_devices(self.pipeline, static.graph, timing) if computes else None, outline
+            compile_for_devices(self.pipeline, static.graph, timing, kept=self._partitioned) if computes else None,
+            outline,
         )
         if key is not None and not self._is_sharded:
             metadata.put(key, compiled, self.pipeline.key_of(static.graph) if computes else None)
@@ -128,11 +131,18 @@ class PartCompiler:
         if found is None or found.executable is None:
             return found
         self.pipeline.recorder.add(loads=1)
-        made = make_shardable(self.pipeline, found.executable, lambda: self.specialize(spec, CompileTiming())[0].graph)
+        made = make_shardable(
+            self.pipeline,
+            found.executable,
+            lambda: self.specialize(spec, CompileTiming())[0].graph,
+            self._partitioned,
+        )
         return replace(found, executable=made)
 
     def _shardable_fold(self, executable: Executable | None) -> Executable | None:
-        return None if executable is None else make_shardable(self.pipeline, executable, self._fold_graph, fold=True)
+        if executable is None:
+            return None
+        return make_shardable(self.pipeline, executable, self._fold_graph, self._partitioned, fold=True)
 
     def _find_fold(self) -> Executable | None:
         """The fold that is stored under the part's name, for which its graph is not needed."""
@@ -146,7 +156,7 @@ class PartCompiler:
 
     def _compile_fold(self, timing: CompileTiming) -> Executable:
         graph, metadata = self._fold_graph(), self._metadata()
-        executable = compile_for_devices(self.pipeline, graph, timing, fold=True)
+        executable = compile_for_devices(self.pipeline, graph, timing, fold=True, kept=self._partitioned)
         key = metadata.fold_key(self.graphs)
         if key is not None and not self._is_sharded:
             metadata.put(key, CompiledProgram(executable, ProgramMetadata((), ())), self.pipeline.key_of(graph))

@@ -6,12 +6,14 @@ on each call looks at how its arguments are sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch.fx import Graph
 
+from dynaxla.diagnostics import ManyPrograms
 from dynaxla.errors import ShardingError
 from dynaxla.lowering.call_graph import CallGraph, GraphSharding
 from dynaxla.mesh import Mesh, Sharding, replicate
@@ -22,8 +24,66 @@ from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.runtime.mesh_devices import MeshDevices, sharding_of
+from dynaxla.types import TensorSpec
 
 Run = Callable[[Sequence[Buffer]], list[Buffer]]
+Shardings = tuple[Sharding | None, ...]
+"""How the arguments of a call are sharded; None: on one device."""
+
+EXPECTED = 8
+"""Shardings of one program above which the user is warned."""
+_TOLD = 4
+_FEWER = "Shard the arguments of all calls alike"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedProgram:
+    """A program as it is compiled for some shardings of its arguments.
+
+    Attributes:
+        run: submits it.
+        shardings: of the arguments.
+    """
+
+    run: Run
+    shardings: Shardings
+
+
+PartitionedPrograms = ProgramCache[tuple["ShardedProgram", tuple[int, ...]], PartitionedProgram]
+"""The programs of a part, or of an op, for the shardings of their calls: by program, and by what tells shardings apart."""
+
+
+class ShardingMiss(Exception):
+    """A part's program is not there for how the arguments of a call are sharded. Nothing ran; the part's policy decides.
+
+    Args:
+        program: the program.
+        key: tells the shardings apart.
+        arguments: of the call.
+    """
+
+    def __init__(self, program: ShardedProgram, key: tuple[int, ...], arguments: Sequence[Buffer]) -> None:
+        shardings = tuple(sharding_of(each) if place else None for each, place in zip(arguments, key, strict=True))
+        self._program, self._key, self._shardings = program, key, shardings
+        super().__init__(self.explain())
+
+    def compile(self) -> PartitionedProgram:
+        """The program, compiled for these shardings unless another thread just did."""
+        return self._program.compile_for(self._key, self._shardings)
+
+    def explain(self) -> str:
+        """The shardings, and the nearest ones for which there is a program, for an error's text."""
+        wanted, known = self._shardings, self._program.list_shardings()
+        if not known:
+            return f"{describe_shardings(wanted)}; there are: none"
+        nearest = min(known, key=lambda other: sum(a != b for a, b in zip(wanted, other, strict=True)))
+        changed = [
+            f"{spec} is {_describe(a)}, there {_describe(b)}"
+            for a, b, spec in zip(wanted, nearest, self._program.argument_specs, strict=True)
+            if a != b
+        ]
+        more = [f"and {len(changed) - _TOLD} more"] if len(changed) > _TOLD else []
+        return f"{describe_shardings(wanted)}; nearest is one of {len(known)}: {'; '.join(changed[:_TOLD] + more)}"
 
 
 class ShardedProgram:
@@ -35,9 +95,14 @@ class ShardedProgram:
         calls: gives the program's graph.
         fold: whether it computes what depends on weights alone.
         plain: the program for one device; None: it is compiled when a call has no argument on a mesh.
+        kept: has the programs for each way in which arguments are sharded, with those of the same part; None: nobody
+            decides about a call whose program is not there, which is compiled at once.
 
     Attributes:
-        run: submits the program, as `Executable.run`; compiles it for the shardings of the arguments.
+        run: submits the program, as `Executable.run`.
+
+    Raises:
+        ShardingMiss: in `run`: it belongs to a part, and is not compiled for the shardings of the arguments.
     """
 
     def __init__(
@@ -47,15 +112,17 @@ class ShardedProgram:
         calls: Callable[[], CallGraph],
         fold: bool,
         plain: Executable | None = None,
+        kept: PartitionedPrograms | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._devices = devices
         self._calls = calls
         self._fold = fold
         self._graph: CallGraph | None = None
-        self._runs: ProgramCache[tuple[int, ...], Run] = ProgramCache(
-            pipeline.options.max_executables, pipeline.recorder
-        )
+        self._is_of_part = kept is not None
+        self._kept = ProgramCache(pipeline.options.max_executables) if kept is None else kept
+        self._is_partitioned = False
+        self._noticed: set[str] = set()
         self._latest: Executable | None = plain
         self.run: Run = self._run_as_sharded
         if plain is not None:
@@ -87,31 +154,83 @@ class ShardedProgram:
 
     def _compile_plain(self) -> Executable:
         plain = self._compile(self._find_graph())
-        if self.run == self._run_as_sharded and not self._runs:
+        if not self._is_partitioned:
             self._set_plain(plain)
         return plain
 
     def _run_refused(self, arguments: Sequence[Buffer]) -> list[Buffer] | None:
         """Serves a call that the program for one device refused; None if no argument is on a mesh."""
-        key = self._devices.key_of(arguments)
-        if not any(key):
+        if not any(self._devices.key_of(arguments)):
             return None
-        self.run = self._run_as_sharded
+        self._is_partitioned, self.run = True, self._run_as_sharded
         return self._run_as_sharded(arguments)
 
     def _run_as_sharded(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         key = self._devices.key_of(arguments)
-        return self._runs.get_or_make(key, lambda: self._make(key, arguments))(arguments)
+        place = self, key
+        found = self._kept.get(place)
+        if found is not None:
+            self._kept.mark_used(place)
+            return found.run(arguments)
+        miss = ShardingMiss(self, key, arguments)
+        if self._is_of_part:
+            raise miss
+        return miss.compile().run(arguments)
 
-    def _make(self, key: tuple[int, ...], arguments: Sequence[Buffer]) -> Run:
-        shardings = [sharding_of(each) if place else None for each, place in zip(arguments, key, strict=True)]
-        mesh = _common_mesh(shardings)
-        if mesh is not None:
-            return self._make_sharded(mesh, shardings)
-        plain = self._compile(self._find_graph())
-        return plain.run if self._runs else self._set_plain(plain)
+    @property
+    def argument_specs(self) -> list[TensorSpec]:
+        """The arguments' shapes and dtypes."""
+        return list(self._find_graph().inputs.values())
 
-    def _make_sharded(self, mesh: Mesh, shardings: Sequence[Sharding | None]) -> Run:
+    def list_shardings(self) -> list[Shardings]:
+        """The shardings of arguments for which there is a program."""
+        return [self._kept.get(place).shardings for place in self._places()]  # type: ignore[union-attr]
+
+    def compile_for(self, key: tuple[int, ...], shardings: Shardings) -> PartitionedProgram:
+        """The program for these shardings of its arguments, compiled in this thread unless another one just did.
+
+        Args:
+            key: what `MeshDevices.key_of` gives of such arguments.
+
+        Raises:
+            ShardingError: they are on two meshes.
+            LinkError, CompileError: see `Pipeline.compile`.
+        """
+        place = self, key
+        with self._kept.lock(place):
+            found = self._kept.get(place)
+            if found is None:
+                mesh = _common_mesh(shardings)
+                if mesh is not None:
+                    self._is_partitioned, self.run = True, self._run_as_sharded
+                    run = self._make_sharded(mesh, shardings)
+                else:
+                    run = self._compile_plain().run
+                found = PartitionedProgram(run, shardings)
+                evicted = self._kept.put(place, found, self._list_notices())
+                self._pipeline.recorder.add(evictions=len(evicted))
+        return found
+
+    def _places(self) -> list[tuple[ShardedProgram, tuple[int, ...]]]:
+        return [place for place in list(self._kept.keys()) if place[0] is self]
+
+    def _list_notices(self) -> Iterator[ManyPrograms]:
+        """The warnings about the number of programs that are due, each once."""
+        most, count, every = self._pipeline.options.max_executables, len(self._places()), len(self._kept)
+        what = self._pipeline.origin.what
+        varies = "; ".join(map(describe_shardings, self.list_shardings()[-_TOLD:]))
+        if count > EXPECTED and self._is_new("shardings"):
+            yield ManyPrograms(count, "one for each sharding of its arguments", varies, _FEWER, what)
+        if every > most and self._is_new("evicted"):
+            reason = f"more than the {most} that max_executables keeps, so it will compile again and again"
+            yield ManyPrograms(every, reason, varies, f"{_FEWER}, or keep more", what)
+
+    def _is_new(self, notice: str) -> bool:
+        is_new = notice not in self._noticed
+        self._noticed.add(notice)
+        return is_new
+
+    def _make_sharded(self, mesh: Mesh, shardings: Shardings) -> Run:
         graph = self._find_graph()
         specs = list(graph.inputs.values())
         inputs = tuple(
@@ -129,7 +248,8 @@ class ShardedProgram:
                 results[result] = replicate(mesh, len(graph.result_specs[result].shape))
             executable, unknown = self._compile_sharded(graph, mesh, inputs, results)
             assert not unknown
-        self._devices.programs[executable] = f"{self._pipeline.origin.what} on {mesh}"
+        told = f" ({describe_shardings(shardings)})" if self._is_of_part else f" on {mesh}"
+        self._devices.programs[executable] = self._pipeline.origin.what + told, self._is_of_part
         return partial(self._run_replicating, executable, mesh, lacking) if lacking else executable.run
 
     def _compile_sharded(
@@ -167,33 +287,66 @@ class ShardedProgram:
         return self._latest
 
 
-def compile_for_devices(pipeline: Pipeline, graph: Graph, spent: CompileTiming, *, fold: bool = False) -> Executable:
+def compile_for_devices(
+    pipeline: Pipeline,
+    graph: Graph,
+    spent: CompileTiming,
+    *,
+    fold: bool = False,
+    kept: PartitionedPrograms | None = None,
+) -> Executable:
     """As `Pipeline.compile`; where the client has several devices, a program that may be sharded.
 
     If a mesh was made, the program is lowered, and XLA compiles it when its first call says how it is sharded.
+
+    Args:
+        kept: see `ShardedProgram`.
     """
     devices = pipeline.client.mesh_devices
     if devices is None:
         return pipeline.compile(graph, spent, fold=fold)
     calls = pipeline.list_calls(graph)
-    if not devices.in_use:
-        return ShardedProgram(pipeline, devices, lambda: calls, fold, pipeline.compile_calls(calls, spent, fold=fold))
-    pipeline.make_lowering().functions(calls)
-    return ShardedProgram(pipeline, devices, lambda: calls, fold)
+    plain = None
+    if devices.in_use:
+        pipeline.make_lowering().functions(calls)
+    else:
+        plain = pipeline.compile_calls(calls, spent, fold=fold)
+    return ShardedProgram(pipeline, devices, lambda: calls, fold, plain, kept)
 
 
 def make_shardable(
-    pipeline: Pipeline, plain: Executable, find_graph: Callable[[], Graph], *, fold: bool = False
+    pipeline: Pipeline,
+    plain: Executable,
+    find_graph: Callable[[], Graph],
+    kept: PartitionedPrograms,
+    *,
+    fold: bool = False,
 ) -> Executable:
-    """A program for one device as one that may be sharded, where the client has several.
+    """A part's program for one device as one that may be sharded, where the client has several.
 
     Args:
         find_graph: gives its graph, which is needed where an argument is sharded.
+        kept: see `ShardedProgram`.
     """
     devices = pipeline.client.mesh_devices
     if devices is None:
         return plain
-    return ShardedProgram(pipeline, devices, lambda: pipeline.list_calls(find_graph()), fold, plain)
+    return ShardedProgram(pipeline, devices, lambda: pipeline.list_calls(find_graph()), fold, plain, kept)
+
+
+def describe_shardings(shardings: Shardings) -> str:
+    """The shardings of a call's arguments as a line, equal ones together."""
+    meshes = list(dict.fromkeys(str(each.mesh) for each in shardings if each is not None))
+    if not meshes:
+        return "arguments on one device"
+    counts = Counter(map(_describe, shardings)).items()
+    return f"arguments on {' and '.join(meshes)}: {', '.join(f'{count} {what}' for what, count in sorted(counts))}"
+
+
+def _describe(sharding: Sharding | None) -> str:
+    if sharding is None:
+        return "on one device"
+    return "on every device" if sharding.is_replicated else str(sharding.spec)
 
 
 def _common_mesh(shardings: Sequence[Sharding | None]) -> Mesh | None:

@@ -35,9 +35,10 @@ class MeshDevices:
 
     Attributes:
         in_use: whether a mesh was made: programs are then compiled when their arguments are known.
+        moves_by_program: whether a program brings what is sharded to another sharding; else the host does, whose memory it is.
         on_replicated: is told of buffers that were replicated onto a mesh: by the identity of a buffer, what it is now.
         find_sharding: says how a tensor is sharded.
-        programs: over meshes, each with what it computes.
+        programs: over meshes, each with what it computes, and whether it is a part of a compiled graph.
         gathered: by parameter, the axis over which it is split and along which a compiled graph gathers it before its use.
     """
 
@@ -48,10 +49,11 @@ class MeshDevices:
         self._kind = NamedSharding
         self._replicas: dict[int, tuple[ref[Any], Buffer]] = {}
         self.in_use = False
+        self.moves_by_program = not client.shares_host_memory
         self.on_replicated: Callable[[Mapping[int, Buffer]], None] = lambda replaced: None
         self.find_sharding: Callable[[torch.Tensor], Sharding | None] = lambda tensor: None
         self.gathered = WeakIdKeyDictionary()
-        self.programs: WeakKeyDictionary[PjrtExecutable, str] = WeakKeyDictionary()
+        self.programs: WeakKeyDictionary[PjrtExecutable, tuple[str, bool]] = WeakKeyDictionary()
 
     @property
     def devices(self) -> tuple[Any, ...]:

@@ -138,15 +138,21 @@ class EngineMetrics(EngineObserver):
             self._between.observe(seconds / tokens)
 
 
-def watch_engine(registry: CollectorRegistry, queue_depth: Callable[[], int], slots_used: Callable[[], int]) -> None:
-    """Exports how many requests wait for a slot and how many have one, read at every scrape.
+def watch_engine(
+    registry: CollectorRegistry,
+    queue_depth: Callable[[], int],
+    slots_used: Callable[[], int],
+    cache_bytes: Callable[[], int],
+) -> None:
+    """Exports how many requests wait for a slot and how many have one, and the kv cache's bytes on a device, at every scrape.
 
     Args:
         registry: where the metrics are exported.
-        queue_depth, slots_used: `lambda: engine.queue_depth`, `lambda: engine.slots_used`.
+        queue_depth, slots_used, cache_bytes: `lambda: engine.queue_depth` and so on.
     """
     watch_gauge(registry, "llm_queue_depth", "Requests that wait for a slot", queue_depth)
     watch_gauge(registry, "llm_slots_used", "Slots with a request", slots_used)
+    watch_gauge(registry, "llm_kv_cache_bytes", "Bytes of the kv cache on each device", cache_bytes)
 
 
 def watch_compiles(registry: CollectorRegistry, read_metrics: Callable[[], Metrics]) -> None:

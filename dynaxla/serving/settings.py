@@ -116,6 +116,7 @@ class EngineSettings:
         steps: most decode steps per call. More steps are fewer calls, and answers that come in larger deltas.
         max_queue: most requests that wait; the next one gets `QueueFull`.
         min_shared_prefix: least number of tokens for which a prefix is copied from another slot.
+        tensor_parallel: devices over which the model's weights and the heads of the kv cache are split.
 
     Raises:
         OptionError: values that contradict each other.
@@ -129,9 +130,10 @@ class EngineSettings:
     steps: int = 4
     max_queue: int = 256
     min_shared_prefix: int = 16
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("slots", "max_seq_len", "steps", "max_queue", "min_shared_prefix"):
+        for name in ("slots", "max_seq_len", "steps", "max_queue", "min_shared_prefix", "tensor_parallel"):
             _require_positive_int(name, getattr(self, name))
         for name, most in (("rows", self.slots), ("kv_lengths", self.max_seq_len)):
             values = getattr(self, name)

@@ -12,8 +12,10 @@ import torch
 from dynaxla import targets
 from dynaxla.errors import TargetError
 from dynaxla.runtime.client import Client, CompileOnlyClient
+from dynaxla.runtime.mesh_devices import MeshDevices
 from dynaxla.targets import plugin
 from dynaxla.targets.target import Target, TargetFamily
+from dynaxla.types import DEVICE_TYPE
 
 
 @cache
@@ -42,6 +44,12 @@ def find_target(name: str) -> Target:
 def registered_targets() -> dict[str, Target]:
     """The targets of device types that were registered at run time, by device type."""
     return {}
+
+
+def mesh_devices() -> MeshDevices | None:
+    """The devices of the process's meshes; None where tensors of the device cannot be sharded."""
+    target = registered_targets().get(DEVICE_TYPE)
+    return None if target is None or target.client is None else target.client().mesh_devices
 
 
 def target_of_device(device: torch.device) -> Target:

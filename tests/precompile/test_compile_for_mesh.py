@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dynaxla
 from dynaxla import Mesh, compile_for_target
 from dynaxla.__main__ import main
 from dynaxla.errors import NotComputedError, OptionError, ShardingError
@@ -203,8 +204,15 @@ def test_a_topology_is_too_small() -> None:
         compile_for_target(model, args, target="tpu:v5e:1x1", mesh=MESH, shard=RULES)
 
 
+def net_on_devices() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    dynaxla.use("cpu", devices=4)
+    with torch.device("meta"):
+        return Net(), (torch.ones(8, 64, device="dynaxla"),)
+
+
 ON_DEVICES = """
 import json, sys, torch, dynaxla
+from dynaxla.__main__ import main
 from tests.precompile.test_compile_for_mesh import MESH, RULES, Net
 dynaxla.use("cpu", devices=4)
 torch.manual_seed(0)
@@ -212,11 +220,9 @@ x = torch.randn(8, 64)
 plan = {"up": "colwise", "down": "rowwise"}
 train = sys.argv[3] == "train"
 if sys.argv[1] == "compile":
-    with torch.device("meta"):
-        net = Net()
-    dynaxla.compile_for_target(
-        net, (x.to("dynaxla"),), target="cpu", mesh=MESH, shard=RULES, out=sys.argv[2], train=train
-    )
+    factory = "tests.precompile.test_compile_for_mesh:net_on_devices"
+    given = ["--target=cpu", "--mesh=data=2,model=2", "--shard", RULES, "--out", sys.argv[2]]
+    assert main(["compile", factory, *given, *["--train"] * train]) == 0
 else:
     net = Net()
     with torch.set_grad_enabled(train):

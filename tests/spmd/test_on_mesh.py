@@ -29,6 +29,9 @@ for run in (f, torch.compile(f, backend="dynaxla", options={"fallback": "error"}
     y = run(*there)
     torch.testing.assert_close(y.cpu(), f(x, w, b))
 assert dynaxla.sharding(there[2]).spec == (None,)
+dynaxla.shard(there[1], mesh, ("model",))
+assert dynaxla.sharding(there[1]).spec == ("model", None)
+assert torch.equal(there[1].cpu(), w)
 there[0].mul_(2).zero_().copy_(x)
 assert dynaxla.sharding(there[0]).spec == ("data", None)
 assert torch.equal(there[0].cpu(), x)
@@ -67,7 +70,7 @@ def _run_file(name: str) -> None:
     _run("-m", "pytest", "-p", "no:cacheprovider", "--full", f"tests/spmd/on_mesh/{name}.py")
 
 
-@pytest.mark.parametrize("name", ["check_tensors", "check_graphs"])
+@pytest.mark.parametrize("name", ["check_tensors", "check_graphs", "check_programs", "check_serving"])
 def test_on_a_mesh(name: str) -> None:
     _run_file(name)
 

@@ -15,6 +15,7 @@ import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.serving.http.serve import Source
 from dynaxla.serving.llm.engine import LanguageEngine
+from dynaxla.serving.llm.tensor_parallel import use_devices
 from dynaxla.serving.prometheus import EngineMetrics, watch_compiles, watch_engine
 from dynaxla.serving.settings import EngineSettings
 
@@ -36,13 +37,15 @@ def make_engine(source: Source, given: argparse.Namespace, registry: CollectorRe
 
     Raises:
         OptionError: the model cannot be loaded or served, or the sizes contradict each other.
+        TargetError, ShardingError: there are not as many devices, or they do not divide the model.
     """
     model, tokenizer = load(source, given.dtype)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     settings = settings_of(given, positions)
-    dynaxla.use()
-    engine = LanguageEngine(model.to("dynaxla"), tokenizer, settings, observer=EngineMetrics(registry))
-    watch_engine(registry, lambda: engine.queue_depth, lambda: engine.slots_used)
+    use_devices(settings.tensor_parallel)
+    placed = model.to("dynaxla") if settings.tensor_parallel == 1 else model  # the engine splits it
+    engine = LanguageEngine(placed, tokenizer, settings, observer=EngineMetrics(registry))
+    watch_engine(registry, lambda: engine.queue_depth, lambda: engine.slots_used, lambda: engine.cache_bytes)
     watch_compiles(registry, dynaxla.read_metrics)
     return engine, tokenizer
 
@@ -71,6 +74,7 @@ def settings_of(given: argparse.Namespace, positions: int | None) -> EngineSetti
         kv_lengths=tuple(sorted({*(kv_length for kv_length in _KV_LENGTHS if kv_length < max_seq_len), max_seq_len})),
         prefill_chunks=((1, min(_CHUNK, max_seq_len)),),
         max_queue=given.max_queue,
+        tensor_parallel=given.tensor_parallel,
     )
 
 

@@ -42,14 +42,17 @@ class LanguageEngine(WorkerServer[TokenSequence, FifoQueue[TokenSequence]]):
         answer = engine.submit(tokenizer("In the beginning")["input_ids"], Sampling(temperature=0)).result()
 
     Args:
-        model: on torch's device "dynaxla". Set to evaluation mode, with attention `attention.NAME` instead of "sdpa".
+        model: on torch's device "dynaxla", or for `tensor_parallel` also on the host: no device has all of it then. Set to
+            evaluation mode, with attention `attention.NAME` instead of "sdpa".
         tokenizer: of transformers; a fast one for grammars.
         settings: sizes; `EngineSettings()` where left out.
         observer: told of steps and of requests' ends.
         clock: seconds, never going back.
 
     Raises:
-        OptionError: the model is on another device, or its cache is not the keys and values of every layer.
+        OptionError: the model is on another device, its cache is not the keys and values of every layer, or it cannot be split
+            over `tensor_parallel` devices.
+        ShardingError: there are fewer devices, or they do not divide a dim that the model's plan splits.
     """
 
     def __init__(
@@ -76,6 +79,11 @@ class LanguageEngine(WorkerServer[TokenSequence, FifoQueue[TokenSequence]]):
             )
         with torch.no_grad():
             self._runner = ModelRunner(model, self.settings, sorted(ends))
+        logger.info(
+            "the kv cache takes %.1f MB on %s",
+            self.cache_bytes / 1e6,
+            "one device" if self.settings.tensor_parallel == 1 else f"each of {self.settings.tensor_parallel} devices",
+        )
         self._grammars = GrammarCompiler(tokenizer, self._runner.vocabulary)
         self._slots = SlotTable(self.settings.slots, self.settings.min_shared_prefix)
         self._stepper = BatchStepper(self._runner, self._slots, self.settings, ends, self._observer, clock)
@@ -86,6 +94,11 @@ class LanguageEngine(WorkerServer[TokenSequence, FifoQueue[TokenSequence]]):
     @property
     def progress(self) -> tuple[int, int]:
         return self._programs_ready, self._runner.programs
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the kv cache on each device."""
+        return self._runner.cache_bytes
 
     @property
     def slots_used(self) -> int:

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dynaxla.errors import OptionError
+from dynaxla.serving.llm.tensor_parallel import ModelDevices
 
 _HINT = "serve a decoder whose cache is the keys and values of each layer"
 
@@ -104,8 +105,8 @@ def list_cache_tensors(cache: Cache) -> tuple[Tensor, ...]:
     return tuple(tensor for layer in _layers(cache) for tensor in (layer.keys, layer.values))
 
 
-def empty_slots(model: PreTrainedModel, slots: int, max_seq_len: int) -> list[Tensor]:
-    """Zero keys and values on the model's device, layer by layer, for `slots` sequences of `max_seq_len` tokens.
+def empty_slots(model: PreTrainedModel, slots: int, max_seq_len: int, devices: ModelDevices) -> list[Tensor]:
+    """Zero keys and values on the model's devices, layer by layer, for `slots` sequences of `max_seq_len` tokens.
 
     Raises:
         OptionError: the model's cache is something else.
@@ -113,7 +114,7 @@ def empty_slots(model: PreTrainedModel, slots: int, max_seq_len: int) -> list[Te
     found = []
     for (heads, dim), (value_heads, value_dim) in _shapes(model):
         found += [(slots, heads, dim, max_seq_len + 1), (slots, value_heads, max_seq_len + 1, value_dim)]
-    return [torch.zeros(shape, dtype=model.dtype, device=model.device) for shape in found]
+    return [devices.make_cache(shape, model.dtype) for shape in found]
 
 
 def _shapes(model: PreTrainedModel) -> list[list[tuple[int, int]]]:

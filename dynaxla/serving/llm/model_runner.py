@@ -18,6 +18,7 @@ from dynaxla.serving.llm.engine_cache import EnginePrograms
 from dynaxla.serving.llm.model_steps import DeviceState, ModelSteps, RowTensors, vocabulary_of
 from dynaxla.serving.llm.requests import MAX_LOGIT_BIASES, GeneratedToken
 from dynaxla.serving.llm.slot_attention import use_slot_attention
+from dynaxla.serving.llm.tensor_parallel import split_model
 from dynaxla.serving.settings import EngineSettings
 from dynaxla.torch_api.dynamo import backend_of
 
@@ -57,15 +58,20 @@ class ModelRunner:
     """The model, its kv cache, and the programs.
 
     Args:
-        model: on torch's device "dynaxla".
+        model: on torch's device "dynaxla"; one that is split over several devices may also be on the host.
         settings: sizes.
         ends: end-of-sequence tokens.
 
+    Attributes:
+        cache_bytes: of the kv cache, on each device.
+
     Raises:
-        OptionError: the model is on another device, has another kind of cache, or fewer positions than `max_seq_len`.
+        OptionError: the model is on another device, has another kind of cache, fewer positions than `max_seq_len`, or cannot
+            be split over so many devices.
     """
 
     def __init__(self, model: PreTrainedModel, settings: EngineSettings, ends: Sequence[int]) -> None:
+        self._devices = devices = split_model(model, settings.tensor_parallel)
         if model.device.type != "dynaxla":
             raise OptionError(
                 f"the model is on {model.device}",
@@ -82,13 +88,13 @@ class ModelRunner:
         self.vocabulary = vocabulary_of(model)
         self._settings = settings
         self._model = model.eval()
-        steps = ModelSteps(model, windows_of_config(model.config), settings.steps)
+        steps = ModelSteps(model, windows_of_config(model.config), settings.steps, devices)
         self._programs = EnginePrograms(steps, self.programs)
-        self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends)
-        self._device = model.device
+        self._state = DeviceState(model, settings.slots, settings.max_seq_len, ends, devices)
+        self.cache_bytes = devices.count_bytes(self._state.kv)
         words = (self.vocabulary + 31) // 32
         self._anything = {rows: torch.full((rows, words), -1, dtype=torch.int32) for rows in self._row_counts()}
-        self._anything_there = {rows: bits.to(self._device) for rows, bits in self._anything.items()}
+        self._anything_there = {rows: devices.send(bits) for rows, bits in self._anything.items()}
 
     @property
     def programs(self) -> int:
@@ -119,7 +125,7 @@ class ModelRunner:
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model gives by itself, op by op, without slots: float32 [tokens, vocabulary], on the host."""
-        found = self._model(input_ids=torch.tensor([tokens]).to(self._device), use_cache=False)
+        found = self._model(input_ids=self._devices.send(torch.tensor([tokens])), use_cache=False)
         return found.logits[0].float().cpu()  # type: ignore[no-any-return]
 
     def can_clear(self, slot: int) -> bool:
@@ -138,7 +144,7 @@ class ModelRunner:
 
     def decode(self, row_inputs: Sequence[RowInput], steps: int, kv_length: int) -> StepOutput:
         """Up to `steps` tokens for the slots 0, 1, ...; as many asks as a program has rows."""
-        rows, there = len(row_inputs), torch.tensor(steps).to(self._device)
+        rows, there = len(row_inputs), self._devices.send(torch.tensor(steps))
         args = (self._state, self._rows(row_inputs), there, kv_length)
         return _step_output(self._programs.run(ModelSteps.decode, f"decode_{rows}_{kv_length}", *args))
 
@@ -152,7 +158,7 @@ class ModelRunner:
         """Computes chunks of prompts. Only a row whose prompt ends has a token that counts."""
         rows, size = shape
         tokens = torch.tensor([[*chunk, *([0] * (size - len(chunk)))] for chunk in chunks], dtype=torch.int64)
-        args = (self._state, self._rows(row_inputs), tokens.to(self._device), kv_length)
+        args = (self._state, self._rows(row_inputs), self._devices.send(tokens), kv_length)
         return _step_output(self._programs.run(ModelSteps.prefill, f"prefill_{rows}_{size}_{kv_length}", *args))
 
     def begin(self, slot: int, prompt: Sequence[int], biases: Mapping[int, float]) -> None:
@@ -198,11 +204,11 @@ class ModelRunner:
         if any(row_input.token_mask is not None for row_input in row_inputs):
             anything = self._anything[len(row_inputs)][0]
             bits = [anything if row_input.token_mask is None else row_input.token_mask for row_input in row_inputs]
-            token_mask = torch.stack(bits).to(self._device)
-        return RowTensors(ints.to(self._device), floats.to(self._device), token_mask)
+            token_mask = self._devices.send(torch.stack(bits))
+        return RowTensors(self._devices.send(ints), self._devices.send(floats), token_mask)
 
     def _sent(self, *tensors: Tensor) -> tuple[Any, ...]:
-        return tuple(tensor.to(self._device) for tensor in tensors)
+        return tuple(map(self._devices.send, tensors))
 
 
 def _step_output(found: tuple[Tensor, ...]) -> StepOutput:

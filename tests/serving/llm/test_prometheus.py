@@ -11,7 +11,7 @@ from dynaxla.serving.prometheus import EngineMetrics, watch_engine
 def test_counts() -> None:
     registry = CollectorRegistry()
     observer = EngineMetrics(registry)
-    watch_engine(registry, lambda: 3, lambda: 2)
+    watch_engine(registry, lambda: 3, lambda: 2, lambda: 4096)
     observer.slot_assigned(0.1)
     observer.first_token(0.2)
     observer.next_tokens(0.6, 3)
@@ -27,6 +27,7 @@ def test_counts() -> None:
         "llm_cached_tokens_total": 4,
         "llm_tokens_total": 5,
         "llm_slots_used": 2,
+        "llm_kv_cache_bytes": 4096,
     }
     for name, value in found.items():
         assert abs((registry.get_sample_value(name) or 0) - value) < 1e-9, name

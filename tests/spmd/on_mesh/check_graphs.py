@@ -162,10 +162,52 @@ def test_a_constraint_and_its_gradient(mesh: Mesh) -> None:
         dynaxla.constrain(x, (None, None, None))
 
 
+def loop(x: Tensor, spec: Any) -> Tensor:
+    """Doubles x three times."""
+
+    def turn(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, dynaxla.constrain(x * 2, spec)
+
+    first = torch.zeros((), dtype=torch.int64, device=x.device)
+    return torch.while_loop(lambda i, x: i < 3, turn, (first, x))[1]
+
+
+def branch(x: Tensor, spec: Any) -> Tensor:
+    """Sines or cosines."""
+    return torch.cond(
+        x.sum() > 0,
+        lambda x: dynaxla.constrain(x.sin(), spec),
+        lambda x: dynaxla.constrain(x.cos(), spec),
+        (x,),
+    )
+
+
+@pytest.mark.parametrize("function", [loop, branch])
+def test_constraints_in_regions(mesh: Mesh, function: Callable[..., Tensor]) -> None:
+    x = torch.randn(16, 8)
+    made, plain = dynaxla.shard(x, mesh, ()), x.to("dynaxla")
+    f = compiled(function)
+    for spec in (("data",), (None, "model"), ()):
+        got = f(made, spec)
+        assert_close(got.cpu(), function(x, spec))
+        assert spec_of(got) == (*spec, None, None)[:2], "without a constraint it is on every device, as the argument"
+        assert_close(f(plain, spec).cpu(), function(x, spec))
+    with pytest.raises(ShardingError, match="did you mean 'model'"):
+        f(made, ("modle",))
+
+
+def test_the_gradient_of_a_constraint_in_a_branch(mesh: Mesh) -> None:
+    x = torch.randn(16, 8)
+    made, host = dynaxla.shard(x, mesh, ("data",)).requires_grad_(), x.clone().requires_grad_()
+    compiled(lambda x: branch(x, (None, "model")))(made).square().sum().backward()
+    branch(host, (None, "model")).square().sum().backward()
+    assert_close(made.grad.cpu(), host.grad)
+
+
 def test_the_report_lists_collectives(mesh: Mesh) -> None:
     f = compiled(lambda x: x.sum())
     f(dynaxla.shard(torch.randn(16, 8), mesh, ("data",)))
-    assert "on data=2xmodel=4: 1 all-reduce of 4 bytes" in dynaxla.report()
+    assert "(arguments on data=2xmodel=4: 1 ('data', None)): 1 all-reduce of 4 bytes" in dynaxla.report()
 
 
 class Block(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import dynaxla
+from dynaxla.device.registration import device_in_use
 from dynaxla.errors import OptionError, ShardingError, TargetError
 from dynaxla.mesh import Mesh
 from tests.tolerances import assert_close
@@ -99,7 +100,13 @@ def test_nan_and_infinity_come_through_reductions(mesh: Mesh) -> None:
             assert_close(reduce(made, dim).cpu(), reduce(x, dim))
 
 
-def test_writes_keep_the_sharding(mesh: Mesh) -> None:
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_writes_keep_the_sharding(mesh: Mesh, mode: str) -> None:
+    with dynaxla.device_mode(mode):
+        check_writes(mesh)
+
+
+def check_writes(mesh: Mesh) -> None:
     host = torch.randn(16, 8)
     x = dynaxla.shard(host, mesh, ("data", "model"))
     spec = ("data", "model")
@@ -127,6 +134,28 @@ def test_writes_keep_the_sharding(mesh: Mesh) -> None:
     x.add_(1)
     assert torch.equal(clone.cpu(), host)
     assert torch.equal(x.cpu(), host + 1)
+
+
+def test_a_program_moves_what_is_sharded(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on devices that have memories of their own: nothing is read or written by the host, and programs are kept."""
+    devices = device_in_use().client.mesh_devices
+    x = torch.randn(16, 8, 2)
+    made = dynaxla.shard(x, mesh, ("data", "model"))
+    turned = dynaxla.shard(x.permute(2, 0, 1), mesh, (None, "data", "model"))
+    specs: tuple[Any, ...] = (("model", "data"), (), (("model", "data"),), (None, None, "data"))
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "moves_by_program", True)
+        for name in ("read", "put"):
+            patch.setattr(devices, name, lambda *_: pytest.fail("through the host"))
+        for compiles in (4, 1, 0):  # the second time from the last spec to the first
+            with dynaxla.recorder().expect(compiles=compiles):
+                for spec in specs:
+                    dynaxla.shard(made, mesh, spec)
+                    assert spec_of(made) == (*spec, None, None, None)[:3]
+        dynaxla.shard(turned, mesh, ("data", "model"))
+    assert torch.equal(made.cpu(), x)
+    assert spec_of(turned) == ("data", "model", None)
+    assert torch.equal(turned.cpu(), x.permute(2, 0, 1))
 
 
 def test_what_is_made_like_a_tensor_is_where_it_is(mesh: Mesh) -> None:
@@ -205,6 +234,18 @@ def test_collected_ops(mesh: Mesh) -> None:
         made.add_(1)
         assert_close(y.cpu(), (x * 2 + 1).relu().sum(1))
     assert_close(made.cpu(), x + 1)
+    assert spec_of(made) == ("data", "model")
+
+
+def test_collected_writes_of_another_sharding(mesh: Mesh) -> None:
+    """XLA would have the result as the operand is."""
+    x, other = torch.randn(16, 8), torch.randn(16, 8)
+    made, there = dynaxla.shard(x, mesh, (None, "model")), dynaxla.shard(other, mesh, ("data",))
+    with dynaxla.device_mode("fused"):
+        made.copy_(there).mul_(2)
+        assert spec_of(made) == (None, "model"), "as it will be"
+        assert_close(made.cpu(), other * 2)
+        assert spec_of(made) == (None, "model")
 
 
 @pytest.mark.parametrize(
