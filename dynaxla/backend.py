@@ -158,10 +158,10 @@ class GraphCompiler:
 
     def _note(self, captured: CaptureRecord) -> None:
         recorder = self._process.recorder
-        recorder.note_capture(captured)
+        recorder.note(captured=captured)
         many, last = many_captures(captured.function), last_capture(captured.function)
         if last is not None:
-            recorder.note_last_capture(str(last))
+            recorder.note(last_captures=str(last))
         for warning in filter(None, (many, last)):
             logger.warning("%s", warning)
 

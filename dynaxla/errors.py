@@ -23,6 +23,8 @@
     │   ├── CompileOutOfMemory                  DX323  XLA's compiler needed more memory than the limit
     │   └── CompileUnavailable                  DX324  nothing can be compiled or loaded: no process, no memory mappings
     ├── ExecutionError                          DX400  a run failed
+    ├── DivergenceError                         DX410  options say verify_action="raise", and results are not eager's
+    ├── ComparisonError (ValueError)            DX420  two results have no common structure, or no reference can be computed
     ├── PackageError                            DX500  a compiled function cannot be saved, or its saved form cannot be used
     ├── DistributedError (RuntimeError)          DX600  processes cannot compute together
     │   ├── ProcessLost                         DX610  a process ended, or did not come
@@ -251,6 +253,14 @@ def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, st
 
 class ExecutionError(DynaxlaError):
     id = "DX400"
+
+
+class DivergenceError(DynaxlaError):
+    id = "DX410"
+
+
+class ComparisonError(DynaxlaError, ValueError):
+    id = "DX420"
 
 
 class PackageError(DynaxlaError):

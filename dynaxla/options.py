@@ -104,6 +104,9 @@ class Options:
         max_executables: maximum number of loaded executables per compiled part; the least recently used are evicted first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, drawn from torch's
             generator; "eager" draws the same numbers as eager PyTorch, between executables.
+        verify: fraction of the calls of each graph whose results are compared with eager's, from 0 to 1: docs/observe.md.
+        verify_action: "warn" logs a difference that `verify` finds; "raise" raises `DivergenceError` in the call.
+        call_metrics: count the calls of each part by bucket, and their seconds: docs/observe.md says what that costs.
         debug: settings of dumps, from the environment.
     """
 
@@ -123,6 +126,9 @@ class Options:
     captures: bool = False
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
+    verify: float = 0.0
+    verify_action: Literal["warn", "raise"] = "warn"
+    call_metrics: bool = False
     debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:
@@ -140,6 +146,10 @@ class Options:
                 f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",
                 "leave one of them out",
             )
+        if not 0 <= self.verify <= 1:  # written so that NaN fails too
+            raise OptionError(f"verify={self.verify} is no fraction of calls", "give 0.01 for one call in a hundred")
+        if self.executor == "eager" and self.verify:
+            raise OptionError("executor='eager' compiles nothing that verify could compare", "leave one of them out")
         if self.max_executables < 1:
             raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
         for name in ("lowering_timeout_s", "compile_timeout_s"):

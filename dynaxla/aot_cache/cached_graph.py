@@ -67,7 +67,7 @@ class CachedGraph(CachedCode):
         except CannotPickle as error:
             if packaged:
                 raise PackageError(f"a graph cannot be saved: {error}") from error
-            builder.shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {error}")
+            builder.shared.recorder.note(captures_not_kept=f"{builder.origin.what}: {error}")
         if not packaged or builder.options.captures:
             function, warm_start = builder.build_with_warm_start(graph, warm_starts=recipe is not None)
             return cls(None if recipe is None else _content(recipe, None, warm_start, builder), function)

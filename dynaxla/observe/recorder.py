@@ -45,6 +45,9 @@ class Metrics:
         traces: runs of ops that the device's lazy mode collected.
         traces_apart: traces whose ops were run one by one, as no common program could be compiled.
         captured: the graphs that Dynamo captured, with the reason if one ended before its function did.
+        verified_calls, diverged_calls: calls of graphs that were compared with eager, and those whose results differed.
+        divergences: one readable line per graph whose results differed: the op, the pass, the repro.
+        unverified: one readable line per graph that cannot be compared with eager, with the reason.
     """
 
     graphs: int = 0
@@ -77,6 +80,10 @@ class Metrics:
     traces: int = 0
     traces_apart: int = 0
     captured: tuple[CaptureRecord, ...] = ()
+    verified_calls: int = 0
+    diverged_calls: int = 0
+    divergences: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
     @property
     def executables(self) -> int:
@@ -116,33 +123,10 @@ class Recorder:
         with self._lock:
             self._host_ops[op] += 1
 
-    def note_unshipped(self, line: str) -> None:
+    def note(self, **entries: object) -> None:
+        """Adds an entry to each of the lists of these names."""
         with self._lock:
-            self._metrics = _plus(self._metrics, {"unshipped": (line,)})
-
-    def note_fallback(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"fallbacks": (line,)})
-
-    def note_exact_shape(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"exact_shapes": (line,)})
-
-    def note_many_programs(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"many_programs": (line,)})
-
-    def note_last_capture(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"last_captures": (line,)})
-
-    def note_capture_not_kept(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"captures_not_kept": (line,)})
-
-    def note_capture(self, capture: CaptureRecord) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"captured": (capture,)})
+            self._metrics = _plus(self._metrics, {name: (entry,) for name, entry in entries.items()})
 
     def snapshot(self) -> Metrics:
         return replace(self._metrics, served_own=self._served_own, traces=self._traces, host_ops=dict(self._host_ops))
