@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from dynaxla.precompile.program_report import ProgramReport
     from dynaxla.precompile.warmup import freeze, warmup
     from dynaxla.runtime_state import mark_bucketed, read_metrics, recorder, report
+    from dynaxla.verify.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "DeviceLoader",
     "Histogram",
     "Mesh",
@@ -39,6 +41,7 @@ __all__ = [
     "ProgramReport",
     "Sharding",
     "__version__",
+    "compare",
     "compile_for_target",
     "constrain",
     "device_mode",
@@ -75,6 +78,7 @@ _HOMES = {
     **dict.fromkeys(("Mesh", "Sharding"), "dynaxla.mesh"),
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
     "launch": "dynaxla.device.launch",
+    **dict.fromkeys(("Comparison", "compare"), "dynaxla.verify.comparison"),
 }
 
 

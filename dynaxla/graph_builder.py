@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import versions

@@ -22,7 +22,10 @@ class Culprit:
 
 
 def find_first_failing(
-    graph: Graph, succeeds: Callable[[Graph], bool], *, is_own: Callable[[Node], bool] = lambda node: ORIGIN in node.meta
+    graph: Graph,
+    succeeds: Callable[[Graph], bool],
+    *,
+    is_own: Callable[[Node], bool] = lambda node: ORIGIN in node.meta,
 ) -> Node | None:
     """Finds the first op with which a prefix of the graph stops compiling, or giving eager's results. Returns None if the
     whole graph does not fail.

@@ -64,7 +64,7 @@ inputs = [
 {inputs}]
 print(torch.compile(Graph(), backend="dynaxla", options={{"fallback": "error"}})(*inputs))
 '''
-_COMPARISON = '''
+_COMPARISON = """
 
 if __name__ == "__main__":
     # Lowerings that a process registers (dynaxla.register_lowering) are not in this script: import what registers them.
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     graph = Graph(held["tensors"])
     inputs = make_inputs(held["tensors"]) if held["inputs"] is None else held["inputs"]
     print(dynaxla.compare(graph, torch.compile(graph, backend="dynaxla"), *inputs))
-'''
+"""
 _MOST_SAVED = 256 << 20
 _CHILDREN = {
     "torch-mlir": "from dynaxla.lowering.torch_mlir_passes import lower\nprint(lower(sys.stdin.buffer.read(), VERSION))",

@@ -7,20 +7,19 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
-
-import torch
 
 from dynaxla.errors import DivergenceError
 from dynaxla.isolation.forking import new_lock
-from dynaxla.observe.differences import Difference, find_differences
+from dynaxla.observe.differences import Difference
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.passes import shared_seeds
 from dynaxla.passes.manager import CapturedGraph, PassContext
 from dynaxla.torch_api.aot import box_function
 from dynaxla.verify.divergence import Divergence, DivergenceFinder
-from dynaxla.verify.eager_graph import copy_arguments, copy_captured, find_obstacle, make_eager, repeat_draws
+from dynaxla.verify.eager_graph import EagerGraph, copy_arguments, copy_captured, find_obstacle
 
 logger = logging.getLogger("dynaxla")
 
@@ -35,7 +34,6 @@ class GraphChecker:
     Attributes:
         what: the user's function.
         graph: as captured; no pass changes it.
-        device: on which the graph computes.
         options: the user's.
         recorder: counts the calls that are compared, and keeps what is found.
         finder: says where a difference comes from.
@@ -43,14 +41,13 @@ class GraphChecker:
 
     what: str
     graph: CapturedGraph
-    device: torch.device
     options: Options
     recorder: Recorder
     finder: DivergenceFinder
 
     def wrap(self, function: GraphFunction) -> GraphFunction:
         """Makes a function that calls the compiled graph, and of some calls compares the results with eager's."""
-        eager = make_eager(self.graph)
+        make_eager = cache(lambda: EagerGraph(self.graph))  # at a call: while graphs are built, torch takes fake tensors alone
         calls, lock, found = itertools.count(), new_lock(), list[Divergence]()
 
         def run(args: list[Any]) -> list[Any]:
@@ -58,10 +55,11 @@ class GraphChecker:
             if not is_due(call, self.options.verify):
                 return function(args)
             given = copy_arguments(args, self.graph.static_inputs)
-            expected = self._compute(eager, given)
+            eager = make_eager()
+            expected = _compute(eager, given)
             actual = function(args)
             self.recorder.add(verified_calls=1)
-            differences = _compare(actual, expected)
+            differences = _compare(eager, actual, expected, given)
             if differences:
                 with lock:
                     if not found:
@@ -71,14 +69,6 @@ class GraphChecker:
             return actual
 
         return box_function(run)
-
-    def _compute(self, eager: Callable[[Sequence[Any]], list[Any]], given: Sequence[Any]) -> list[Any] | Exception:
-        """Eager's results, or what it raises. The compiled call then draws the same numbers."""
-        with repeat_draws(self.device):
-            try:
-                return eager(given)
-            except Exception as error:  # an error of eager's is a result too; it may be a user's operator that raises
-                return error
 
     def _tell(self, divergence: Divergence) -> None:
         self.recorder.note(divergences=str(divergence))
@@ -112,7 +102,7 @@ def build_checked(
     shared_seeds.share_seeds(captured.module.graph)  # else eager draws more numbers than the compiled graph
     told = f"{what}, {graph.kind} graph"
     finder = DivergenceFinder(captured, context, build_trial)
-    checker = GraphChecker(told, captured, context.device, context.options, recorder, finder)
+    checker = GraphChecker(told, captured, context.options, recorder, finder)
     return checker.wrap(build(graph))
 
 
@@ -125,7 +115,17 @@ def is_due(call: int, fraction: float) -> bool:
     return call == 0 or math.floor(call * fraction) > math.floor((call - 1) * fraction)
 
 
-def _compare(actual: list[Any], expected: list[Any] | Exception) -> dict[int, Difference]:
+def _compute(eager: EagerGraph, given: Sequence[Any]) -> list[Any] | Exception:
+    """Eager's results, or what it raises."""
+    try:
+        return eager.run(given)
+    except Exception as error:  # an error of eager's is a result too; it may be a user's operator that raises
+        return error
+
+
+def _compare(
+    eager: EagerGraph, actual: list[Any], expected: list[Any] | Exception, given: Sequence[Any]
+) -> dict[int, Difference]:
     if isinstance(expected, Exception):
         return {0: Difference(problem=f"eager raises {type(expected).__name__}: {expected}")}
-    return find_differences(actual, expected)
+    return eager.find_differences(actual, expected, given)

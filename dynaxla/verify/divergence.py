@@ -12,17 +12,17 @@ from torch.fx import Graph, Node
 
 from dynaxla.diagnostics import user_frame
 from dynaxla.lowering.bisect import cut_after, find_first_failing
-from dynaxla.observe.differences import Difference, find_differences
+from dynaxla.observe.differences import Difference
 from dynaxla.observe.repro import write_comparison_repro
 from dynaxla.passes.manager import CapturedGraph, PassContext
 from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.torch_api.modules import graph_module
 from dynaxla.types import Saved
 from dynaxla.verify.eager_graph import (
-    is_on_device,
+    EagerGraph,
     copy_arguments,
     copy_captured,
-    make_eager,
+    is_on_device,
     move_to_host,
     repeat_draws,
 )
@@ -102,11 +102,11 @@ class DivergenceFinder:
     def _agrees(self, given: Sequence[Any], beginning: Graph) -> bool:
         """Whether the compiled beginning of the graph gives eager's values."""
         graph = self._cut(beginning)
-        with repeat_draws(self.context.device):
-            expected = make_eager(graph)(copy_arguments(given))
+        eager = EagerGraph(graph)
+        expected = eager.run(copy_arguments(given))
         with repeat_draws(self.context.device):
             actual = self.build(copy_captured(graph))(copy_arguments(given))
-        return not find_differences(actual, expected)
+        return not eager.find_differences(actual, expected, given)
 
     def _cut(self, beginning: Graph) -> CapturedGraph:
         module = graph_module(self.graph.module, beginning)
@@ -115,20 +115,20 @@ class DivergenceFinder:
 
     def _find_pass(self, given: Sequence[Any]) -> str | None:
         """The first pass after which the graph, in eager, gives other results than before all passes."""
-        expected = self._run_in_eager(self.graph, given)
+        eager = EagerGraph(self.graph)
+        expected = eager.run(copy_arguments(given))
         graph, text = copy_captured(self.graph), ""
         for each in (*FOR_ALL, *FOR_PARTS):
             if each.pays_on is not None and not each.pays_on(self.context.target):
                 continue
             graph = each.run(graph, self.context)
             before, text = text, f"{graph.module.graph.python_code('self').src} {len(graph.constants)}"
-            if text != before and find_differences(self._run_in_eager(graph, given), expected):
+            if text == before:
+                continue
+            results = EagerGraph(copy_captured(graph)).run(copy_arguments(given))
+            if eager.find_differences(results, expected, given):
                 return each.name
         return None
-
-    def _run_in_eager(self, graph: CapturedGraph, given: Sequence[Any]) -> list[Any]:
-        with repeat_draws(self.context.device):
-            return make_eager(graph)(copy_arguments(given))
 
     def _source_of(self, result: int) -> Node | None:
         """The node that a result is."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from dynaxla.custom_ops.threefry import DRAW_SEED
 from dynaxla.fx.graph_utils import attribute, copy_graph, find_device, make_eager_function, opaque_class_of
+from dynaxla.observe.differences import RELATIVE, Difference, find_differences, measure_difference
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.passes.seed_inputs import add_seed_arguments
 from dynaxla.torch_api.modules import graph_module
 from dynaxla.torch_api.overloads import namespace
 from dynaxla.types import DEVICE_TYPE, restride
+from dynaxla.verify.float64_mode import Float64Mode
 
 _HOST = torch.device("cpu")
+_ROUNDINGS = 10.0
+"""XLA may add in another order than eager: its error is that of roundings if it is at most so many times eager's."""
+
 _COLLECTIVES = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
 
 
@@ -46,23 +51,60 @@ def is_on_device(module: GraphModule) -> bool:
     return find_device(module).type == DEVICE_TYPE
 
 
-def make_eager(graph: CapturedGraph) -> Callable[[Sequence[Any]], list[Any]]:
-    """Makes a function of AOTAutograd's arguments that computes a graph in eager, whatever passes ran on it.
+class EagerGraph:
+    """A captured graph, whatever passes ran on it, as a function of AOTAutograd's arguments that eager PyTorch computes.
 
     A graph of the device is computed on the host: the device's own ops have the lowerings that are to be compared.
+
+    Args:
+        graph: no pass may change it any more.
     """
-    on_device = is_on_device(graph.module)
-    run = make_eager_function(move_to_host(graph.module) if on_device else graph.module, graph.saved)
-    constants = list(map(_to_host, graph.constants)) if on_device else graph.constants
-    function = graph.opaque.wrap(lambda args: run([*args, *constants]))
-    function = add_seed_arguments(function, graph.seeds)
-    whole = function if graph.aliases is None else graph.aliases.wrap(function)
+
+    def __init__(self, graph: CapturedGraph) -> None:
+        self._device = find_device(graph.module)
+        self._on_host = is_on_device(graph.module)
+        self._is_seeded = any(map(draws_itself, graph.module.graph.nodes))
+        run = make_eager_function(move_to_host(graph.module) if self._on_host else graph.module, graph.saved)
+        constants = list(map(_to_host, graph.constants)) if self._on_host else graph.constants
+        function = graph.opaque.wrap(lambda args: run([*args, *constants]))
+        function = add_seed_arguments(function, graph.seeds)
+        self._function = function if graph.aliases is None else graph.aliases.wrap(function)
 
     @torch.no_grad()
-    def compute(args: Sequence[Any]) -> list[Any]:
-        return whole(list(map(_to_host, args)) if on_device else args)
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """Returns the graph's results. The generators stay as they are, so that the next run draws the same numbers."""
+        with repeat_draws(self._device):
+            return self._function(list(map(_to_host, args)) if self._on_host else args)
 
-    return compute
+    def find_differences(
+        self, actual: Sequence[Any], expected: Sequence[Any], args: Sequence[Any]
+    ) -> dict[int, Difference]:
+        """The results that are not eager's, by position.
+
+        What is left of numbers that cancel each other may differ by more than its tolerance. So a result that differs is
+        compared with one in float64, if the graph can be computed so, and passes if it is as near to that as eager's.
+
+        Args:
+            actual: the results that are checked.
+            expected: those of eager.
+            args: of the call.
+        """
+        found = find_differences(actual, expected)
+        wide = self._run_in_float64(args) if any(not each.problem for each in found.values()) else None
+        if wide is None:
+            return found
+        return {
+            i: each for i, each in found.items() if each.problem or not is_rounding(actual[i], expected[i], wide[i])
+        }
+
+    def _run_in_float64(self, args: Sequence[Any]) -> list[Any] | None:
+        if self._is_seeded:
+            return None  # eager's generators draw other numbers in float64
+        try:
+            with Float64Mode():
+                return self.run(copy_arguments(args))
+        except Exception:  # of an operator of the user's, or an op of torch, without a kernel in float64
+            return None
 
 
 def move_to_host(module: GraphModule) -> GraphModule:
@@ -92,6 +134,24 @@ def repeat_draws(device: torch.device) -> AbstractContextManager[None]:
     if device.type in ("cpu", "meta"):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
+
+
+def is_rounding(actual: Any, expected: Any, wide: Any) -> bool:
+    """Whether two tensors of a floating dtype differ by no more than they both may by rounding.
+
+    Args:
+        actual, expected: of one shape.
+        wide: the same result computed in float64.
+    """
+    if not isinstance(actual, Tensor) or actual.dtype not in RELATIVE or wide.shape != actual.shape:
+        return False
+    mine, eagers = (measure_difference(x.detach().cpu().to(wide.dtype), wide) for x in (actual, expected))
+    return not mine.problem and not eagers.problem and mine.absolute <= _ROUNDINGS * eagers.absolute
+
+
+def draws_itself(node: Node) -> bool:
+    """Whether a node draws numbers from a generator; seeds are drawn alike in every dtype."""
+    return node.target is not DRAW_SEED and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _copy(tensor: Tensor) -> Tensor:
