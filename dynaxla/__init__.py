@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dynaxla.precompile.compile_for_target import compile_for_target
     from dynaxla.precompile.program_report import ProgramReport
     from dynaxla.precompile.warmup import freeze, warmup
-    from dynaxla.runtime_state import mark_bucketed, read_metrics, recorder, report
+    from dynaxla.runtime_state import mark_bucketed, prometheus_text, read_metrics, recorder, report
     from dynaxla.verify.comparison import Comparison, compare
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ __all__ = [
     "make_mesh",
     "mark_bucketed",
     "plan_buckets",
+    "prometheus_text",
     "read_metrics",
     "recorder",
     "register_lowering",
@@ -64,7 +65,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"),
+    **dict.fromkeys(
+        ("mark_bucketed", "prometheus_text", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"
+    ),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.bucket_planner"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.precompile.warmup"),
     "dynaxla": "dynaxla.backend",

@@ -43,7 +43,7 @@ raised any other exception (partition/error_boundary.py). Under fallback="error"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -353,3 +353,12 @@ class NotServing(ServingError):
 
 class NotNumbers(ServingError):
     id = "DX750"
+
+
+def make_raising(error: Exception) -> Callable[..., Any]:
+    """Makes a function that raises an error; without its traceback, to which every call would add its frames."""
+
+    def fail(*args: Any) -> Any:
+        raise error.with_traceback(None)
+
+    return fail

@@ -187,7 +187,7 @@ class GraphBuilder:
         )
 
     def _context(self, device: torch.device) -> PassContext:
-        return PassContext(self.target, device, self.options, self.shared.region_numbers)
+        return PassContext(self.target, device, self.options, self.shared.region_numbers, self.shared.recorder)
 
     def pipeline(self, table: OpTable, context: PassContext, dump: Dump) -> Pipeline:
         """Makes the pipeline that compiles the static graphs of parts.
@@ -211,7 +211,7 @@ class GraphBuilder:
 
     def _executables(self) -> ExecutableCache:
         executables = self.shared.executables if self.options.cache else ExecutableCache(None)
-        return executables if self.bundle is None else replace(executables, bundle=self.bundle)
+        return replace(executables, bundle=self.bundle, recorder=self.shared.recorder)
 
     def _compiled_part(
         self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None

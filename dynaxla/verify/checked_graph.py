@@ -47,7 +47,9 @@ class GraphChecker:
 
     def wrap(self, function: GraphFunction) -> GraphFunction:
         """Makes a function that calls the compiled graph, and of some calls compares the results with eager's."""
-        make_eager = cache(lambda: EagerGraph(self.graph))  # at a call: while graphs are built, torch takes fake tensors alone
+        make_eager = cache(
+            lambda: EagerGraph(self.graph)
+        )  # at a call: while graphs are built, torch takes fake tensors alone
         calls, lock, found = itertools.count(), new_lock(), list[Divergence]()
 
         def run(args: list[Any]) -> list[Any]:
