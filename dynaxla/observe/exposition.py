@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -39,16 +40,16 @@ COUNTERS = {
 """The numbers of `Metrics` that are counters by themselves, with what they count."""
 
 _CACHE = {
-    "hits": "Values found",
-    "misses": "Values not found",
-    "read_bytes": "Bytes read",
-    "written_bytes": "Bytes written",
+    "cache_hits": "Values found in a tier of the cache",
+    "cache_misses": "Values not found in a tier of the cache",
+    "cache_read_bytes": "Bytes read from a tier of the cache",
+    "cache_written_bytes": "Bytes written to a tier of the cache",
 }
 _BUCKET = {
-    "calls": "Calls in a bucket",
-    "programs": "Programs compiled or loaded for a bucket",
-    "true_elements": "Products of the sizes of the calls in a bucket",
-    "padded_elements": "Products of the bucket's sizes, for each call in it",
+    "bucket_calls": "Calls in a bucket",
+    "bucket_programs": "Programs compiled or loaded for a bucket",
+    "bucket_true_elements": "Products of the sizes of the calls in a bucket",
+    "bucket_padded_elements": "Products of the bucket's sizes, for each call in it",
 }
 
 
@@ -79,8 +80,8 @@ class MetricsCollector(Collector):
         seconds = (((name,), use.seconds) for name, use in stages)
         yield _counter("stage_seconds", "Spent in a stage of compiling", ("stage",), seconds)
         for name, text in _CACHE.items():
-            uses = (((tier,), getattr(use, name)) for tier, use in metrics.cache.items())
-            yield _counter(f"cache_{name}", f"{text} in a tier of the cache", ("tier",), uses)
+            read = attrgetter(name.removeprefix("cache_"))
+            yield _counter(name, text, ("tier",), [((tier,), read(use)) for tier, use in metrics.cache.items()])
         yield _counter("host_ops", "Calls of the device that eager computed on the host", ("op",), _by_op(metrics))
         yield from _collect_calls(metrics)
 
@@ -89,12 +90,13 @@ def _collect_calls(metrics: Metrics) -> Iterator[Metric]:
     """What is counted of parts with `call_metrics`."""
     labels = "function", "part"
     for name, text in _BUCKET.items():
-        values = (
-            ((part.function, str(part.part), bucket.bucket), getattr(bucket, name))
+        read = attrgetter(name.removeprefix("bucket_"))
+        values = [
+            ((part.function, str(part.part), bucket.bucket), read(bucket))
             for part in metrics.parts
             for bucket in part.buckets
-        )
-        yield _counter(f"bucket_{name}", text, (*labels, "bucket"), values)
+        ]
+        yield _counter(name, text, (*labels, "bucket"), values)
     family = HistogramMetricFamily("dynaxla_call_seconds", "From a part's call until it returns", labels=labels)
     limits = [*map(str, CALL_SECONDS), "+Inf"]
     for part in metrics.parts:

@@ -168,8 +168,8 @@ class Recorder:
         cache = dict(self._cache)
         if hits := sum(part.hits for part in parts):
             cache["memory"] = cache.get("memory", CacheUse()) + CacheUse(hits)
-        counted = {"served_own": self._served_own, "traces": self._traces, "host_ops": dict(self._host_ops)}
-        return replace(self._metrics, **counted, cache=cache, parts=parts)
+        metrics = replace(self._metrics, served_own=self._served_own, traces=self._traces)
+        return replace(metrics, host_ops=dict(self._host_ops), cache=cache, parts=parts)
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:

@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from dynaxla.errors import ComparisonError
-from dynaxla.observe.differences import measure_difference
+from dynaxla.observe.differences import RELATIVE, measure_difference
 from dynaxla.verify.eager_graph import copy_arguments, repeat_draws
-from dynaxla.verify.float64_mode import Float64Mode, widen
+from dynaxla.verify.float64_mode import WIDER, Float64Mode, widen
 
 _MARGIN = 4.0
 """Two results that are each off by as much as f's, to opposite sides, differ by two such errors; twice that is suggested."""
 
 _AS_NEAR = 2.0
 """A result is as near to float64 as another if its error is at most so many times the other's, plus one rounding."""
+
+
+_HEAD = ("output", "dtype and shape", "f: abs rel ulps", "g: abs rel ulps", "rtol", "atol", "within", "g as near as f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +98,17 @@ class Comparison:
         return all(output.is_as_near for output in self.outputs)
 
     def __str__(self) -> str:
-        head = "output", "dtype and shape", "f to float64: abs rel ulps", "g to float64: abs rel ulps", "rtol", "atol"
-        rows = [(*head, "within", "g as near as f")]
-        for each in self.outputs:
-            tolerances = f"{each.rtol:.0e}", f"{each.atol:.0e}"
-            verdicts = (each.is_within, each.is_as_near)
-            rows.append(
-                (
-                    *(each.path or "(all)", each.what, str(each.f or "exact"), str(each.g or "exact")),
-                    *(*tolerances, *("yes" if verdict else "NO" for verdict in verdicts)),
-                )
-            )
+        rows = [list(_HEAD), *map(_list_cells, self.outputs)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         apart = [f"{each.path or '(all)'}: {each.between}" for each in self.outputs if not each.is_close]
         return "\n".join([*lines, *(f"not close: {line}" for line in apart)])
+
+
+def _list_cells(output: OutputComparison) -> list[str]:
+    verdicts = ("yes" if verdict else "NO" for verdict in (output.is_within, output.is_as_near))
+    errors = (str(error or "exact") for error in (output.f, output.g))
+    return [output.path or "(all)", output.what, *errors, f"{output.rtol:.0e}", f"{output.atol:.0e}", *verdicts]
 
 
 def compare(
@@ -247,7 +246,8 @@ def _compare_output(path: str, mine: Any, theirs: Any, wide: Any) -> OutputCompa
     rtol, atol = suggest_tolerances(mine, wide)
     within = torch.isclose(theirs.cpu(), mine.cpu(), rtol=rtol, atol=atol, equal_nan=True).all().item()
     floor = torch.finfo(mine.dtype).eps
-    near = close if f.problem or g.problem else g.relative <= _AS_NEAR * f.relative + floor
+    is_judged = mine.dtype in WIDER and not (f.problem or g.problem)
+    near = g.relative <= _AS_NEAR * f.relative + floor if is_judged else close
     return OutputComparison(path, _describe(mine), f, g, str(between), close, rtol, atol, bool(within), near)
 
 
@@ -260,9 +260,12 @@ def suggest_tolerances(result: Tensor, wide: Tensor) -> tuple[float, float]:
 
     Returns:
         Four times the largest relative error of elements of at least a tenth of the largest magnitude, and four times the
-        error that this leaves to the smaller ones, each rounded up to one digit, and at least what one rounding makes.
+        error that this leaves to the smaller ones, each rounded up to one digit, and at least what one rounding makes. In
+        float64, for which there is no wider reference, the package's table of tolerances.
     """
     difference, magnitude = _errors(result, wide)
+    if result.dtype not in WIDER:
+        return RELATIVE[result.dtype], RELATIVE[result.dtype] * (magnitude.max().item() if magnitude.numel() else 0.0)
     if not difference.numel():
         return torch.finfo(result.dtype).eps, 0.0
     large = magnitude >= 0.1 * magnitude.max()
