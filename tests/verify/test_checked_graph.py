@@ -8,6 +8,7 @@ import re
 import runpy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -283,6 +284,23 @@ def test_a_stored_capture_is_verified_too(recorder: Recorder) -> None:
         torch._dynamo.reset()
         with recorder.expect(verified_calls=1):
             verified(lambda x: x.sin() + 1, captures=True)(x)
+
+
+def shift(x: Tensor) -> Tensor:
+    return x.cos() + 1
+
+
+@torch.no_grad()
+def test_a_packaged_function_is_verified_where_it_is_loaded(recorder: Recorder, tmp_path: Path) -> None:
+    """Not where it is made, whose calls are on zeros."""
+    path, x = str(tmp_path / "package"), torch.randn(4)
+    compiled = torch.compile(shift, backend="dynaxla", fullgraph=True, options={"verify": 1.0})
+    with recorder.expect(verified_calls=0):
+        compiled.aot_compile(((x,), {})).save_compiled_function(path)
+    with open(path, "rb") as file, recorder.expect(verified_calls=2, diverged_calls=0, compiles=0):
+        loaded = torch.compiler.load_compiled_function(file)
+        for _ in range(2):
+            assert_close(loaded(x), shift(x))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
