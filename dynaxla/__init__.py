@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from dynaxla.precompile.program_report import ProgramReport
     from dynaxla.precompile.warmup import freeze, warmup
     from dynaxla.profiling.profile import Profile, profile
-    from dynaxla.runtime_state import mark_bucketed, read_metrics, recorder, report
+    from dynaxla.runtime_state import mark_bucketed, prometheus_text, read_metrics, recorder, report
+    from dynaxla.verify.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "DeviceLoader",
     "Histogram",
     "Mesh",
@@ -41,6 +43,7 @@ __all__ = [
     "ProgramReport",
     "Sharding",
     "__version__",
+    "compare",
     "compile_for_target",
     "constrain",
     "device_mode",
@@ -52,6 +55,7 @@ __all__ = [
     "mark_bucketed",
     "plan_buckets",
     "profile",
+    "prometheus_text",
     "read_metrics",
     "recorder",
     "register_lowering",
@@ -64,7 +68,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("mark_bucketed", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"),
+    **dict.fromkeys(
+        ("mark_bucketed", "prometheus_text", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"
+    ),
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.bucket_planner"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.precompile.warmup"),
     "dynaxla": "dynaxla.backend",
@@ -79,6 +85,7 @@ _HOMES = {
     **dict.fromkeys(("Mesh", "Sharding"), "dynaxla.mesh"),
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
     "launch": "dynaxla.device.launch",
+    **dict.fromkeys(("Comparison", "compare"), "dynaxla.verify.comparison"),
 }
 
 

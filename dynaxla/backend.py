@@ -19,7 +19,7 @@ from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.resize import keep_resizes_whole
 from dynaxla.decompositions.rnn_layers import replace_rnn_layers
-from dynaxla.errors import DynaxlaError
+from dynaxla.errors import DynaxlaError, make_raising
 from dynaxla.fx.edit import mark_modules
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
@@ -76,7 +76,7 @@ def compile_captured(
     except DynaxlaError as error:
         if is_packaging():  # nothing is called, and Dynamo wraps no error
             raise
-        return _raises(error)  # at the call, since Dynamo wraps an error that is raised here in one of its own
+        return make_raising(error)  # at the call, since Dynamo wraps an error that is raised here in one of its own
 
 
 compile_captured.__name__ = compile_captured.__qualname__ = "dynaxla"  # the name that Dynamo prints
@@ -161,10 +161,11 @@ class GraphCompiler:
 
     def _note(self, captured: CaptureRecord) -> None:
         recorder = self._process.recorder
-        recorder.note_capture(captured)
+        recorder.note(captured=captured)
+        recorder.add(capture_s=self._origin.capture_s)
         many, last = many_captures(captured.function), last_capture(captured.function)
         if last is not None:
-            recorder.note_last_capture(str(last))
+            recorder.note(last_captures=str(last))
         for warning in filter(None, (many, last)):
             logger.warning("%s", warning)
 
@@ -242,10 +243,3 @@ class GraphCompiler:
 
 def _policies(target: Target | None) -> SymbolPolicies:
     return (target or CPU).policies(is_fully_dynamic())
-
-
-def _raises(error: Exception) -> Callable[..., Any]:
-    def fail(*args: Any) -> Any:
-        raise error.with_traceback(None)  # else every call adds its frames to the one error
-
-    return fail

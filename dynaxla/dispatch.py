@@ -13,6 +13,7 @@ from dynaxla.async_compile.prefetch import ProgramPrefetcher
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucketing.shape_keys import ShapeKey
 from dynaxla.programs.argument_binder import make_binder
+from dynaxla.programs.counted_calls import count_calls
 from dynaxla.programs.miss_policy import MissPolicy
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.programs.sharding_misses import RunProgram, serve_shardings
@@ -78,6 +79,7 @@ class MissHandler:
         Raises:
             FrozenError: the function is frozen, and its policy raises.
         """
+        self.programs.compiler.pipeline.recorder.count_cache("memory", misses=1)
         return self.policy().serve(self, key, values, args)
 
     def count_miss(self) -> None:
@@ -141,7 +143,7 @@ class MissHandler:
 
 def make_part(
     programs: PartPrograms, watch: WriteTracker, policy: Callable[[], MissPolicy], service: CompileService
-) -> CompiledPart:
+) -> PartFunction:
     """Makes a compiled part with the listeners to its calls and its programs.
 
     Args:
@@ -162,4 +164,4 @@ def make_part(
     part = CompiledPart(programs, run, MissHandler(programs, run, policy, client), on_call)
     if compiler.graphs.are_known:  # its programs may be on disk: load them before the first call
         prefetcher.load_likely()
-    return part
+    return count_calls(part, programs) if compiler.pipeline.options.call_metrics else part

@@ -24,6 +24,8 @@
     │   ├── CompileOutOfMemory                  DX323  XLA's compiler needed more memory than the limit
     │   └── CompileUnavailable                  DX324  nothing can be compiled or loaded: no process, no memory mappings
     ├── ExecutionError                          DX400  a run failed
+    ├── DivergenceError                         DX410  options say verify_action="raise", and results are not eager's
+    ├── ComparisonError (ValueError)            DX420  two results have no common structure, or no reference can be computed
     ├── PackageError                            DX500  a compiled function cannot be saved, or its saved form cannot be used
     ├── DistributedError (RuntimeError)          DX600  processes cannot compute together
     │   ├── ProcessLost                         DX610  a process ended, or did not come
@@ -42,7 +44,7 @@ raised any other exception (partition/error_boundary.py). Under fallback="error"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -258,6 +260,14 @@ class ExecutionError(DynaxlaError):
     id = "DX400"
 
 
+class DivergenceError(DynaxlaError):
+    id = "DX410"
+
+
+class ComparisonError(DynaxlaError, ValueError):
+    id = "DX420"
+
+
 class PackageError(DynaxlaError):
     id = "DX500"
 
@@ -348,3 +358,12 @@ class NotServing(ServingError):
 
 class NotNumbers(ServingError):
     id = "DX750"
+
+
+def make_raising(error: Exception) -> Callable[..., Any]:
+    """Makes a function that raises an error; without its traceback, to which every call would add its frames."""
+
+    def fail(*args: Any) -> Any:
+        raise error.with_traceback(None)
+
+    return fail

@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import PartFunction, make_part
 from dynaxla.errors import PackageError
-from dynaxla.fx.graph_utils import copy_graph, make_eager_function, tensors_of
+from dynaxla.fx.graph_utils import copy_graph, find_device, make_eager_function
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
@@ -42,6 +41,7 @@ from dynaxla.torch_api.aot import box_function
 from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.modules import graph_module
+from dynaxla.verify.checked_graph import build_checked
 
 GraphFunction = Callable[[list[Any]], list[Any]]
 MakePartFor = Callable[[Pipeline, SymbolPolicies], MakePart]
@@ -82,6 +82,8 @@ class GraphBuilder:
     ) -> tuple[GraphFunction, WarmStart | None]:
         """As `build`. Also returns the graph's warm start; None unless the graph is a single part that a key determines."""
         self.shared.recorder.add(graphs=1)
+        if self.options.verify and self.make_part is None:
+            return self._build_checked(graph), None
         return self._build(graph, warm_starts)
 
     def build_op(self, graph: CapturedGraph) -> GraphFunction:
@@ -91,10 +93,18 @@ class GraphBuilder:
         """
         return replace(self, make_part=partial(self._compiled_part, on_miss=CompileInCall))._build(graph, False)[0]
 
+    def _build_checked(self, graph: CapturedGraph) -> GraphFunction:
+        """Makes the function of a graph that compares some of its calls with eager."""
+        trial = replace(self, options=replace(self.options, verify=0.0, compile="now"))
+        context, recorder = self._context(find_device(graph.module)), self.shared.recorder
+        return build_checked(
+            graph, lambda g: self._build(g, False)[0], trial.build_op, self.origin.what, context, recorder
+        )
+
     def _build(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         boundary = Boundary(self.shared.recorder, self.options)
         module, compiles = graph.module, self.options.executor != "eager"
-        context = self._context(_device(module))
+        context = self._context(find_device(module))
         dump = Dump(self.options.debug.dump if compiles else None, self.options.debug.stages)
         write_graph(dump, "captured", graph)
         graph = run_passes(FOR_ALL, graph, context, dump)
@@ -139,13 +149,13 @@ class GraphBuilder:
     def circumstances(self, device: torch.device) -> str | None:
         """Returns a digest of all that determines a part beside its graph, policies and options.
 
-        None if no key determines the part (users' bodies), if stages are dumped, or if a mesh was made: calls need graphs then.
+        None if no key determines the part (users' bodies), if stages are dumped or calls verified, or if a mesh was made.
 
         Args:
             device: the device of the graph's tensors.
         """
-        devices, is_dumped = mesh_devices(), self.options.debug.dump is not None
-        if is_dumped or self.shared.registered.current is not core_table() or (devices is not None and devices.in_use):
+        devices, watched = mesh_devices(), self.options.debug.dump is not None or self.options.verify
+        if watched or self.shared.registered.current is not core_table() or (devices is not None and devices.in_use):
             return None
         target = self._context(device).target
         traits = (target.name, target.channels_last, target.copies_transposed)
@@ -177,7 +187,7 @@ class GraphBuilder:
         )
 
     def _context(self, device: torch.device) -> PassContext:
-        return PassContext(self.target, device, self.options, self.shared.region_numbers)
+        return PassContext(self.target, device, self.options, self.shared.region_numbers, self.shared.recorder)
 
     def pipeline(self, table: OpTable, context: PassContext, dump: Dump) -> Pipeline:
         """Makes the pipeline that compiles the static graphs of parts.
@@ -201,7 +211,7 @@ class GraphBuilder:
 
     def _executables(self) -> ExecutableCache:
         executables = self.shared.executables if self.options.cache else ExecutableCache(None)
-        return executables if self.bundle is None else replace(executables, bundle=self.bundle)
+        return replace(executables, bundle=self.bundle, recorder=self.shared.recorder)
 
     def _compiled_part(
         self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None
@@ -225,10 +235,3 @@ def _wrap_parts(function: PartFunction, seeds: Sequence[torch.device], aliases: 
     """Makes the function of a graph from that of its parts: adds its seeds to the arguments, and its aliases to the results."""
     drawing = add_seed_arguments(function, seeds)
     return box_function(drawing if aliases is None else aliases.wrap(drawing))
-
-
-def _device(module: GraphModule) -> torch.device:
-    """The device the graph computes on: an accelerator if any tensor is on one."""
-    values = [v for n in module.graph.nodes for v in tensors_of(n)]
-    away = [v.device for v in values if v.device.type not in ("cpu", "meta")]
-    return away[0] if away else torch.device("cpu")

@@ -104,6 +104,9 @@ class Options:
         max_executables: maximum number of loaded executables per compiled part; the least recently used are evicted first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, drawn from torch's
             generator; "eager" draws the same numbers as eager PyTorch, between executables.
+        verify: fraction of the calls of each graph whose results are compared with eager's, from 0 to 1: docs/observe.md.
+        verify_action: "warn" logs a difference that `verify` finds; "raise" raises `DivergenceError` in the call.
+        call_metrics: count the calls of each part by bucket, and their seconds: docs/observe.md says what that costs.
         debug: settings of dumps, from the environment.
     """
 
@@ -123,6 +126,9 @@ class Options:
     captures: bool = False
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
+    verify: float = 0.0
+    verify_action: Literal["warn", "raise"] = "warn"
+    call_metrics: bool = False
     debug: DebugOptions = field(default_factory=DebugOptions)
 
     def __post_init__(self) -> None:
@@ -135,11 +141,10 @@ class Options:
         if self.nested_regions == "loop" and not self.fold_parameters:
             hint = "leave one of them out"
             raise OptionError("nested_regions='loop' stacks weights, which fold_parameters=False forbids", hint)
-        if self.executor == "eager" and self.target is not None:
-            raise OptionError(
-                f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",
-                "leave one of them out",
-            )
+        if self.executor == "eager":
+            self._check_eager()
+        if not 0 <= self.verify <= 1:  # written so that NaN fails too
+            raise OptionError(f"verify={self.verify} is no fraction of calls", "give 0.01 for one call in a hundred")
         if self.max_executables < 1:
             raise OptionError(f"max_executables={self.max_executables} keeps no executable", "give at least 1")
         for name in ("lowering_timeout_s", "compile_timeout_s"):
@@ -147,6 +152,15 @@ class Options:
                 raise OptionError(f"{name}={getattr(self, name)} is not a time limit", "give seconds, above 0")
         if self.compiler_memory_bytes < 1:
             raise OptionError(f"compiler_memory_bytes={self.compiler_memory_bytes} is no memory", "give bytes, above 0")
+
+    def _check_eager(self) -> None:
+        if self.target is not None:
+            raise OptionError(
+                f"executor='eager' and target={self.target!r} contradict each other: eager runs where the tensors are",
+                "leave one of them out",
+            )
+        if self.verify:
+            raise OptionError("executor='eager' compiles nothing that verify could compare", "leave one of them out")
 
     @property
     def lowering_limits(self) -> Limits:

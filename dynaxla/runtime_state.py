@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -15,6 +15,7 @@ from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import DEFAULT, Bounded, BucketPolicy
 from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.cache.store import open_store
+from dynaxla.errors import VersionError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold_across_forks
 from dynaxla.lowering.function_table import FunctionTable
@@ -83,7 +84,21 @@ def recorder() -> Recorder:
 
 def read_metrics() -> Metrics:
     """Counters since the process began."""
-    return recorder().snapshot()
+    metrics, store = recorder().snapshot(), shared_here().executables.store
+    return metrics if store is None else replace(metrics, cache={**metrics.cache, **store.uses()})
+
+
+def prometheus_text() -> str:
+    """The counters of this process in Prometheus's text format; docs/observe.md lists their names and labels.
+
+    Raises:
+        VersionError: prometheus-client is not installed.
+    """
+    try:
+        from dynaxla.observe.exposition import write_text
+    except ModuleNotFoundError as error:
+        raise VersionError("prometheus-client is not installed", "pip install 'dynaxla[metrics]'") from error
+    return write_text(read_metrics())
 
 
 def report() -> str:

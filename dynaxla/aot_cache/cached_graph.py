@@ -18,7 +18,7 @@ from dynaxla.aot_cache.serialized_graph import (
 )
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import Archive
-from dynaxla.errors import DynaxlaError, PackageError
+from dynaxla.errors import DynaxlaError, PackageError, make_raising
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
@@ -67,13 +67,16 @@ class CachedGraph(CachedCode):
         except CannotPickle as error:
             if packaged:
                 raise PackageError(f"a graph cannot be saved: {error}") from error
-            builder.shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {error}")
+            builder.shared.recorder.note(captures_not_kept=f"{builder.origin.what}: {error}")
         if not packaged or builder.options.captures:
             function, warm_start = builder.build_with_warm_start(graph, warm_starts=recipe is not None)
-            return cls(None if recipe is None else _content(recipe, None, warm_start, builder), function)
+            content = None if recipe is None else _content(recipe, None, warm_start, builder)
+            builder.shared.recorder.count_cache("capture", misses=1, written_bytes=len(content or b""))
+            return cls(content, function)
         bundle = PackagedPrograms()
         inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
-        function, warm_start = replace(builder, bundle=bundle).build_with_warm_start(graph)
+        plain = replace(builder.options, verify=0.0, call_metrics=False)  # its calls here are on zeros
+        function, warm_start = replace(builder, bundle=bundle, options=plain).build_with_warm_start(graph)
         call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
         assert recipe is not None
         return cls(_content(recipe, bundle, warm_start, builder), function)
@@ -103,8 +106,10 @@ class CachedGraph(CachedCode):
                     self.function = _build_from(self.stored, self.content, self.bundle)
                 else:
                     self.function = _built(recipe or _recipe(self.content), self.bundle)
+                if self.bundle is None:
+                    shared_here().recorder.count_cache("capture", hits=1, read_bytes=len(self.content))
             except DynaxlaError as error:
-                self.function = _raising(error)
+                self.function = make_raising(error)
 
 
 def pack_content(recipe: bytes, bundle: PackagedPrograms | None, stored: bytes | None) -> bytes:
@@ -177,10 +182,3 @@ def _builder_of(recipe: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     return GraphBuilder(
         shared, options, recipe.policies, FunctionPolicy(), CapturedFunction(recipe.function), target=target
     )
-
-
-def _raising(error: DynaxlaError) -> GraphFunction:
-    def fail(args: list[Any]) -> list[Any]:
-        raise error.with_traceback(None)
-
-    return fail

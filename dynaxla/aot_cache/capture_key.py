@@ -51,7 +51,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder, placement: str = "") ->
             why = str(error)
     if packaged:
         raise PackageError(why)
-    shared.recorder.note_capture_not_kept(f"{builder.origin.what}: {why}")
+    shared.recorder.note(captures_not_kept=f"{builder.origin.what}: {why}")
     return None
 
 

@@ -240,7 +240,7 @@ class PartCompileClient:
             line = (
                 f"a part of {self._compiler.pipeline.origin.what} is compiled behind the calls in this process: {why}"
             )
-            self._compiler.pipeline.recorder.note_unshipped(line)
+            self._compiler.pipeline.recorder.note(unshipped=line)
             logger.warning("%s", line)
 
     def _serialize_part(self) -> SerializedPart:

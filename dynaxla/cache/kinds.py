@@ -14,6 +14,7 @@ from dynaxla.options import Options
 _BY_GRAPH = "the graph that is compiled shows it"
 _BY_SIZES = "the sizes that are compiled for show it"
 _A_LIMIT = "a limit: what is compiled within it is the same"
+_WATCHES = "it watches calls, and changes no program"
 _OF_STORAGE = "it says what is stored, not what is compiled"
 
 
@@ -86,6 +87,9 @@ _OF_PROGRAMS = MappingProxyType(
         "cache": _OF_STORAGE,
         "captures": _OF_STORAGE,
         "max_executables": "it says how many programs are in memory",
+        "verify": _WATCHES,
+        "verify_action": _WATCHES,
+        "call_metrics": _WATCHES,
         "debug": "while stages are dumped nothing is loaded",
     }
 )

@@ -14,6 +14,7 @@ from dynaxla.cache.entry import DamagedEntry, entry_name, pack, read_value
 from dynaxla.cache.key import Key
 from dynaxla.isolation.disk import CACHE_VARIABLE, OFF, cache_folders, replace_file
 from dynaxla.isolation.forking import new_lock
+from dynaxla.observe.usage import CacheUse
 
 logger = logging.getLogger("dynaxla")
 
@@ -61,12 +62,18 @@ class Store:
         self._own = Directory(folder)
         self._behind = [Directory(root, read_only=True) for root in behind]
         self._counters = Counters()
+        self._uses: dict[str, CacheUse] = {}
         self._lock = new_lock()
         self._told: set[str] = set()
 
     def counters(self) -> Counters:
         """A snapshot."""
         return self._counters
+
+    def uses(self) -> Mapping[str, CacheUse]:
+        """What was found, read and written, by kind; a snapshot."""
+        with self._lock:
+            return dict(self._uses)
 
     def get(self, kind: str, key: Key) -> bytes | None:
         """The value that was put under this kind and key, or None.
@@ -78,9 +85,9 @@ class Store:
         for directory in (self._own, *self._behind):
             value = self._read(directory, directory.entries / name, kind, key)
             if value is not None:
-                self._count(hits=1, read_bytes=len(value))
+                self._use(kind, hits=1, read_bytes=len(value))
                 return value
-        self._count(misses=1)
+        self._use(kind, misses=1)
         return None
 
     def put(self, kind: str, key: Key, value: bytes, about: Mapping[str, Any] | None = None) -> bool:
@@ -105,14 +112,15 @@ class Store:
             self._not_kept(f"{self._own.entries}: {error.strerror}")
             return False
         if written:
-            self._count(written_bytes=len(value))
+            self._use(kind, written_bytes=len(value))
             self._keep_bound(path, size)
         return written
 
     def reject(self, kind: str, key: Key) -> None:
         """Says that what `get` gave is of no use to who understands it: it is removed, and was a miss."""
         self._own.remove(self._own.entries / entry_name(kind, key))
-        self._count(hits=-1, misses=1, corrupt=1)
+        self._use(kind, hits=-1, misses=1)
+        self._count(corrupt=1)
 
     def _read(self, directory: Directory, path: Path, kind: str, key: Key) -> bytes | None:
         own = directory is self._own
@@ -162,6 +170,11 @@ class Store:
             first = text not in self._told
             self._told.add(text)
         return first
+
+    def _use(self, kind: str, **amounts: int) -> None:
+        self._count(**amounts)
+        with self._lock:
+            self._uses[kind] = self._uses.get(kind, CacheUse()) + CacheUse(**amounts)
 
     def _count(self, **amounts: int) -> None:
         with self._lock:

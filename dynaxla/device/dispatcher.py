@@ -180,7 +180,7 @@ class OpDispatcher:
         self._recorder.count_on_host(name)
         if name not in self._warned:
             self._warned.add(name)
-            self._recorder.note_fallback(str(reason))
+            self._recorder.note(fallbacks=str(reason))
             logger.warning("runs on the host: %s", reason)
         return results
 

@@ -175,7 +175,7 @@ class LazyMode:
         try:
             return self._builder.compile(graph, step.traced, step.traced.known.name)
         except Exception as error:  # the border of a call, see partition/error_boundary.py
-            self._recorder.note_fallback(f"{step.made_by} runs on the host: {error}")
+            self._recorder.note(fallbacks=f"{step.made_by} runs on the host: {error}")
             return None
 
     def _run_apart(self, steps: Sequence[LazyOp], inputs: Sequence[Buffer], program: TraceProgram) -> list[Any]:

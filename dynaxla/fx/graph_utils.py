@@ -20,6 +20,13 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
+def find_device(module: GraphModule) -> torch.device:
+    """The device that a graph computes on: an accelerator if any tensor is on one."""
+    values = [value for node in module.graph.nodes for value in tensors_of(node)]
+    away = [value.device for value in values if value.device.type not in ("cpu", "meta")]
+    return away[0] if away else torch.device("cpu")
+
+
 def opaque_class_of(node: Node) -> str | None:
     """The class of a node's value if it is an object such as a device mesh; None for a tensor or a number."""
     return find_opaque_class(node.meta.get("val"))

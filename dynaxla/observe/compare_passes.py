@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from dynaxla.observe.differences import measure_difference
+
 # Exceptions that an op or a line of Python raises for arguments that it cannot take.
 _RUN_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
@@ -71,18 +73,8 @@ def _difference(before: Sequence[Any], after: Sequence[Any]) -> float:
 
 
 def _max_difference(x: Any, y: Any) -> float:
-    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        return 0.0 if x == y else math.inf
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return math.inf
-    wide = torch.complex128 if x.is_complex() else torch.float64
-    x, y = x.to(wide), y.to(wide)
-    same = (x == y) | (x.isnan() & y.isnan())
-    if bool(same.all()):
-        return 0.0
-    apart = torch.where(same, 0, x - y).abs().max().item()
-    largest = torch.where(x.isfinite(), x, 0).abs().max().item()
-    return apart / largest if largest and math.isfinite(apart) else math.inf
+    difference = measure_difference(y, x)
+    return math.inf if difference.problem else difference.relative
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

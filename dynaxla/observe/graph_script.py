@@ -36,11 +36,15 @@ from dynaxla.custom_ops.threefry import new_seed
 {graph}
 
 
-def run(tensors):
-    """Returns the outputs for random inputs of the captured sizes; `tensors` are the graph's tensors, by name."""
-    inputs = [
+def make_inputs(tensors):
+    """Returns random inputs of the captured sizes; `tensors` are the graph's tensors, by name."""
+    return [
 {inputs}    ]
-    return Graph(tensors)(*inputs)
+
+
+def run(tensors):
+    """Returns the outputs for random inputs."""
+    return Graph(tensors)(*make_inputs(tensors))
 '''
 
 

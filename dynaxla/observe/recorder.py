@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.graph_breaks import CaptureRecord
+from dynaxla.observe.usage import CacheUse, CallCounter, PartCalls, StageUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Metrics:
         folds: XLA compiles of weight-only programs, which run once per weight version.
         loads, fold_loads: executables (of parts, of weight-only programs) that were loaded from disk instead of compiled.
         captures_loaded: graphs that were built from a capture in torch's cache.
-        lowering_s, compile_s: seconds spent in lowering and in XLA.
+        capture_s, passes_s, lowering_s, compile_s, loading_s: seconds spent in Dynamo and AOTAutograd (with what these
+            wait for), in passes, in lowering, in XLA, and in loading executables.
         eager_ops: ops that run in eager PyTorch.
         lowering_failures: distinct calls that torch-mlir failed to lower.
         evictions: executables dropped because a graph had more than `max_executables`.
@@ -45,6 +47,12 @@ class Metrics:
         traces: runs of ops that the device's lazy mode collected.
         traces_apart: traces whose ops were run one by one, as no common program could be compiled.
         captured: the graphs that Dynamo captured, with the reason if one ended before its function did.
+        verified_calls, diverged_calls: calls of graphs that were compared with eager, and those whose results differed.
+        divergences: one readable line per graph whose results differed: the op, the pass, the repro.
+        unverified: one readable line per graph that cannot be compared with eager, with the reason.
+        cache: what each tier of the cache was used for: "memory" (loaded programs; hits are counted with `call_metrics`),
+            "package", "capture", and by their names the kinds of entries on disk ("executable", "metadata", "function" ...).
+        parts: the calls of compiled parts, by bucket and by their seconds, with `options={"call_metrics": True}`.
     """
 
     graphs: int = 0
@@ -53,8 +61,11 @@ class Metrics:
     loads: int = 0
     fold_loads: int = 0
     captures_loaded: int = 0
+    capture_s: float = 0.0
+    passes_s: float = 0.0
     lowering_s: float = 0.0
     compile_s: float = 0.0
+    loading_s: float = 0.0
     eager_ops: int = 0
     lowering_failures: int = 0
     evictions: int = 0
@@ -77,6 +88,23 @@ class Metrics:
     traces: int = 0
     traces_apart: int = 0
     captured: tuple[CaptureRecord, ...] = ()
+    verified_calls: int = 0
+    diverged_calls: int = 0
+    divergences: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    cache: Mapping[str, CacheUse] = field(default_factory=dict)
+    parts: tuple[PartCalls, ...] = ()
+
+    @property
+    def stages(self) -> Mapping[str, StageUse]:
+        """The stages of compiling, in their order."""
+        return {
+            "capture": StageUse(len(self.captured), self.capture_s),
+            "passes": StageUse(self.graphs, self.passes_s),
+            "lowering": StageUse(self.compiles + self.folds, self.lowering_s),
+            "xla": StageUse(self.compiles + self.folds, self.compile_s),
+            "loading": StageUse(self.loads + self.fold_loads, self.loading_s),
+        }
 
     @property
     def executables(self) -> int:
@@ -94,6 +122,8 @@ class Recorder:
     _served_own: int = 0
     _traces: int = 0
     _host_ops: Counter[str] = field(default_factory=Counter)
+    _cache: dict[str, CacheUse] = field(default_factory=dict)
+    _calls: list[CallCounter] = field(default_factory=list)
 
     def add(self, **amounts: float) -> None:
         """Adds the amounts to the counters of these names."""
@@ -116,36 +146,30 @@ class Recorder:
         with self._lock:
             self._host_ops[op] += 1
 
-    def note_unshipped(self, line: str) -> None:
+    def note(self, **entries: object) -> None:
+        """Adds an entry to each of the lists of these names."""
         with self._lock:
-            self._metrics = _plus(self._metrics, {"unshipped": (line,)})
+            self._metrics = _plus(self._metrics, {name: (entry,) for name, entry in entries.items()})
 
-    def note_fallback(self, line: str) -> None:
+    def count_cache(self, tier: str, **amounts: int) -> None:
+        """Adds the amounts to the fields of a tier's `CacheUse`."""
         with self._lock:
-            self._metrics = _plus(self._metrics, {"fallbacks": (line,)})
+            self._cache[tier] = self._cache.get(tier, CacheUse()) + CacheUse(**amounts)
 
-    def note_exact_shape(self, line: str) -> None:
+    def count_calls(self, function: str, most: int, describe: Callable[[Hashable], str]) -> CallCounter:
+        """Makes the counter of a part's calls; the arguments are those of `CallCounter`."""
         with self._lock:
-            self._metrics = _plus(self._metrics, {"exact_shapes": (line,)})
-
-    def note_many_programs(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"many_programs": (line,)})
-
-    def note_last_capture(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"last_captures": (line,)})
-
-    def note_capture_not_kept(self, line: str) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"captures_not_kept": (line,)})
-
-    def note_capture(self, capture: CaptureRecord) -> None:
-        with self._lock:
-            self._metrics = _plus(self._metrics, {"captured": (capture,)})
+            counter = CallCounter(function, len(self._calls), most, describe)
+            self._calls.append(counter)
+        return counter
 
     def snapshot(self) -> Metrics:
-        return replace(self._metrics, served_own=self._served_own, traces=self._traces, host_ops=dict(self._host_ops))
+        parts = tuple(counter.snapshot() for counter in self._calls)
+        cache = dict(self._cache)
+        if hits := sum(part.hits for part in parts):
+            cache["memory"] = cache.get("memory", CacheUse()) + CacheUse(hits)
+        metrics = replace(self._metrics, served_own=self._served_own, traces=self._traces)
+        return replace(metrics, host_ops=dict(self._host_ops), cache=cache, parts=parts)
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import textwrap
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 from dynaxla.isolation.disk import cache_folders, make_folder, replace_file
-from dynaxla.observe.graph_script import MAKE_TENSOR_SOURCE, example_code, find_tensors
+from dynaxla.observe.graph_script import MAKE_TENSOR_SOURCE, example_code, find_tensors, graph_script
 from dynaxla.torch_api.fakes import captured_value
 
 _SCRIPT = '''r"""Shows how {compiler} fails.
@@ -61,6 +64,20 @@ inputs = [
 {inputs}]
 print(torch.compile(Graph(), backend="dynaxla", options={{"fallback": "error"}})(*inputs))
 '''
+_COMPARISON = """
+
+if __name__ == "__main__":
+    # Lowerings that a process registers (dynaxla.register_lowering) are not in this script: import what registers them.
+    from pathlib import Path
+
+    import dynaxla
+
+    held = torch.load(Path(__file__).with_suffix(".pt"))
+    graph = Graph(held["tensors"])
+    inputs = make_inputs(held["tensors"]) if held["inputs"] is None else held["inputs"]
+    print(dynaxla.compare(graph, torch.compile(graph, backend="dynaxla"), *inputs))
+"""
+_MOST_SAVED = 256 << 20
 _CHILDREN = {
     "torch-mlir": "from dynaxla.lowering.torch_mlir_passes import lower\nprint(lower(sys.stdin.buffer.read(), VERSION))",
     "XLA": "from dynaxla.runtime import xla\nprint(xla.compile_module(xla.ModuleRequest(sys.stdin.buffer.read())))",
@@ -105,6 +122,30 @@ def write_graph_repro(module: GraphModule, error: BaseException, folder: Path | 
         inputs="".join(f"    {example_code(value)},\n" for value in values),
     )
     return _write(text, module.code + str(error), folder)
+
+
+def write_comparison_repro(module: GraphModule, inputs: Sequence[Any], reason: str, folder: Path | None = None) -> Path:
+    """Writes a script that compares a graph, compiled, with eager, on the inputs of a call.
+
+    Up to 256 MiB of inputs are written beside it, in a file of torch's; beyond that the script makes random ones.
+
+    Args:
+        module: a graph of AOTAutograd on tensors of the host.
+        inputs: of the graph; those that it does not read are not written.
+        reason: a readable description of the difference.
+        folder: as for `write_repro`.
+    """
+    text, tensors = graph_script(module, (), ())
+    placeholders = module.graph.find_nodes(op="placeholder")
+    read = [value if node.users else None for node, value in zip(placeholders, inputs, strict=True)]
+    size = sum(value.nbytes for value in read if isinstance(value, Tensor))
+    path = _write(f"{_comment(reason)}\n{text}{_COMPARISON}", module.code + reason, folder)
+    torch.save({"tensors": dict(tensors), "inputs": read if size <= _MOST_SAVED else None}, path.with_suffix(".pt"))
+    return path
+
+
+def _comment(text: str) -> str:
+    return textwrap.indent(text, "# ", lambda line: True)
 
 
 def _write(text: str, key: str, folder: Path | None) -> Path:

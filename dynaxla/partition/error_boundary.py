@@ -80,7 +80,7 @@ class Boundary:
         if self.options.fallback == "error":
             raise UnsupportedError(reasons=(reason,)) from error
         self.recorder.add(eager_ops=len(calls))
-        self.recorder.note_fallback(str(reason))
+        self.recorder.note(fallbacks=str(reason))
         logger.warning("%s", reason, exc_info=error)
 
 

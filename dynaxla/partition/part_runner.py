@@ -153,7 +153,7 @@ class PartBuilder:
             self._note(reason)
 
     def _note(self, reason: FallbackReason) -> None:
-        self.pipeline.recorder.note_fallback(str(reason))
+        self.pipeline.recorder.note(fallbacks=str(reason))
         logger.warning("%s", reason)
 
 

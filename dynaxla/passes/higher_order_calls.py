@@ -7,12 +7,14 @@ from dataclasses import replace
 from torch.fx import GraphModule
 
 from dynaxla.observe.dump import Dump
+from dynaxla.observe.recorder import Recorder
 from dynaxla.partition.higher_order_ops import replace_regions
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext, run_passes
 from dynaxla.passes.rewrites import REWRITES
 
 
 def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
+    context = replace(context, recorder=Recorder())  # the pass's own seconds have those of the passes that it runs
     chained = graph.weights if context.options.nested_regions == "loop" else set()
 
     def rewrite(module: GraphModule) -> None:

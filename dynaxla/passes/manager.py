@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,7 @@ from dynaxla.fx.edit import tolerate_strides
 from dynaxla.fx.graph_utils import copy_graph, opaque_class_of, tensors_of
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.graph_script import graph_script
+from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.opaque_values import OpaqueValues
@@ -74,12 +76,14 @@ class PassContext:
         device: the device on which torch computes the graph.
         options: the user's.
         region_numbers: numbers for the names of operators made of higher-order calls.
+        recorder: counts the seconds of the passes.
     """
 
     named: Target | None
     device: torch.device
     options: Options
     region_numbers: Iterator[int]
+    recorder: Recorder = field(default_factory=Recorder)
 
     @property
     def target(self) -> Target:
@@ -110,10 +114,12 @@ class Pass:
 
 def run_passes(passes: Sequence[Pass], graph: CapturedGraph, context: PassContext, dump: Dump) -> CapturedGraph:
     """Runs the passes that pay on the target, in order, and dumps the graphs that they changed."""
+    started = time.perf_counter()
     for each in passes:
         if each.pays_on is None or each.pays_on(context.target):
             graph = each.run(graph, context)
             write_graph(dump, each.name, graph)
+    context.recorder.add(passes_s=time.perf_counter() - started)
     return graph
 
 

@@ -180,5 +180,5 @@ class PartPrograms:
         if self.compiler.pipeline.options.bucketing == "require":
             raise UnsupportedError(reasons=(reason,))
         self._warnings.refused = reason
-        self.compiler.pipeline.recorder.note_exact_shape(str(reason))
+        self.compiler.pipeline.recorder.note(exact_shapes=str(reason))
         logger.warning("%s", reason)

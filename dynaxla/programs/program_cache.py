@@ -107,7 +107,7 @@ class ProgramCache(Generic[KeyT, ProgramT]):
             evicted = [self._programs.popitem(last=False)[0] for _ in range(len(self._programs) - self._capacity)]
         for notice in due:
             if self._recorder is not None:
-                self._recorder.note_many_programs(str(notice))
+                self._recorder.note(many_programs=str(notice))
                 logger.warning("%s", notice)
         return evicted
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from dynaxla.cache.entry import DamagedEntry, pack, unpack
 from dynaxla.cache.environment_key import Environment
@@ -11,6 +12,7 @@ from dynaxla.cache.key import Key
 from dynaxla.cache.kinds import EXECUTABLE, METADATA
 from dynaxla.cache.store import Store, open_store
 from dynaxla.errors import CompileError, CompileUnavailable, PackageError
+from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.packaged_programs import PackagedPrograms, environment_of
 from dynaxla.torch_api.artifacts import carry, record
@@ -28,10 +30,12 @@ class ExecutableCache:
     Attributes:
         store: on disk; None: nothing is stored.
         bundle: the programs of a package, which is read first and is given what is found or compiled; None: there is none.
+        recorder: counts what is found in the package, and the seconds of loading.
     """
 
     store: Store | None
     bundle: PackagedPrograms | None = None
+    recorder: Recorder = field(default_factory=Recorder)
 
     @property
     def active(self) -> bool:
@@ -53,10 +57,10 @@ class ExecutableCache:
         Raises:
             PackageError: that of the package cannot be loaded.
         """
-        packaged = None if self.bundle is None else self.bundle.entries.get(KIND, key)
+        packaged = self._find_packaged(KIND, key)
         if packaged is not None:
             try:
-                return client.load(packaged, partitions)
+                return self._load(client, packaged, partitions)
             except CompileUnavailable:
                 raise
             except CompileError as error:
@@ -65,7 +69,7 @@ class ExecutableCache:
         if self.store is None or serialized is None:
             return None
         try:
-            executable = client.load(serialized, partitions)
+            executable = self._load(client, serialized, partitions)
         except CompileUnavailable:
             raise
         except CompileError as error:
@@ -88,7 +92,7 @@ class ExecutableCache:
 
     def find_metadata(self, key: Key) -> bytes | None:
         """What is stored of a program beside its executable."""
-        packaged = None if self.bundle is None else self.bundle.entries.get(METADATA.name, key)
+        packaged = self._find_packaged(METADATA.name, key)
         if packaged is not None:
             return packaged
         found = None if self.store is None else self.store.get(METADATA.name, key)
@@ -101,6 +105,20 @@ class ExecutableCache:
         for place in (self.store, None if self.bundle is None else self.bundle.entries):
             if place is not None:
                 place.put(METADATA.name, key, metadata)
+
+    def _find_packaged(self, kind: str, key: Key) -> bytes | None:
+        if self.bundle is None:
+            return None
+        found = self.bundle.entries.get(kind, key)
+        amounts = {"misses": 1} if found is None else {"hits": 1, "read_bytes": len(found)}
+        self.recorder.count_cache("package", **amounts)
+        return found
+
+    def _load(self, client: Client, serialized: bytes, partitions: int) -> Executable:
+        started = time.perf_counter()
+        executable = client.load(serialized, partitions)
+        self.recorder.add(loading_s=time.perf_counter() - started)
+        return executable
 
     def _record(self, key: Key, serialized: bytes) -> None:
         carry_executables()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from dynaxla.observe.exposition import MetricsCollector
 from dynaxla.observe.recorder import Metrics
 from dynaxla.serving.events import (
     BatchFinished,
@@ -157,19 +156,4 @@ def watch_engine(
 
 def watch_compiles(registry: CollectorRegistry, read_metrics: Callable[[], Metrics]) -> None:
     """Exports the backend's counters, read at every scrape: `watch_compiles(registry, dynaxla.read_metrics)`."""
-    registry.register(_CompileCollector(read_metrics))
-
-
-class _CompileCollector(Collector):
-    def __init__(self, read_metrics: Callable[[], Metrics]) -> None:
-        self._read_metrics = read_metrics
-
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._read_metrics()
-        yield CounterMetricFamily("dynaxla_graphs", "Graphs captured by Dynamo", metrics.graphs)
-        yield CounterMetricFamily("dynaxla_compiles", "Executables compiled", metrics.compiles)
-        yield CounterMetricFamily("dynaxla_misses", "Calls of a frozen function without their program", metrics.misses)
-        yield CounterMetricFamily("dynaxla_evictions", "Executables evicted", metrics.evictions)
-        yield CounterMetricFamily("dynaxla_compile_seconds", "Spent in XLA's compiler", metrics.compile_s)
-        yield CounterMetricFamily("dynaxla_eager_ops", "Ops that run in eager", metrics.eager_ops)
-        yield CounterMetricFamily("dynaxla_exact_shapes", "Parts compiled per exact shape", len(metrics.exact_shapes))
+    registry.register(MetricsCollector(read_metrics))

@@ -70,6 +70,23 @@ def test_what_was_compiled_is_loaded(store: Store, recorder: Recorder) -> None:
 
 
 @torch.no_grad()
+def test_each_tier_counts_what_it_is_used_for(store: Store, recorder: Recorder) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    loading_s = recorder.snapshot().loading_s
+    compile_anew(model)(x)
+    first = store.uses()
+    assert recorder.snapshot().loading_s == loading_s
+    assert first["executable"].misses == first["metadata"].misses > 0
+    assert first["executable"].written_bytes > 1000
+    compile_anew(model)(x)
+    again = store.uses()
+    assert recorder.snapshot().loading_s > loading_s
+    assert (first["executable"].hits, again["executable"].hits) == (0, again["metadata"].hits)
+    assert again["executable"].read_bytes == first["executable"].written_bytes
+    assert sum(use.hits for use in again.values()) == store.counters().hits
+
+
+@torch.no_grad()
 def test_weights_are_the_callers(store: Store, recorder: Recorder) -> None:
     """Another module of the same shape has the same program, and its own weights."""
     for number in range(2):

@@ -163,4 +163,4 @@ def _content(made: Any) -> bytes:
 
 
 def _not_kept(reason: str) -> None:
-    process().recorder.note_capture_not_kept(f"an engine's programs: {reason}")
+    process().recorder.note(captures_not_kept=f"an engine's programs: {reason}")
