@@ -1,0 +1,70 @@
+"""Whether a backend's results are eager's, by the tolerance of their dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dynaxla.bench.records import Check
+from dynaxla.torch_api.pytree import tree_leaves
+
+RELATIVE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-3,
+    torch.bfloat16: 2e-2,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-9,
+}
+"""Largest allowed error relative to the largest finite magnitude of the expected tensor. Other dtypes are exact."""
+
+
+def compare_answers(actual: Any, expected: Any, tolerance: float | None = None) -> Check:
+    """Compares the tensors and numbers of two nested results, in order; other values do not count.
+
+    Args:
+        tolerance: largest relative error of tensors of floats; None: that of their dtype.
+    """
+    mine, theirs = list(_tensors(actual)), list(_tensors(expected))
+    if len(mine) != len(theirs):
+        return Check("differs", message=f"{len(mine)} tensors, expected {len(theirs)}")
+    if not theirs:
+        return Check("unchecked", message="there is no tensor among the results")
+    worst = 0.0
+    for number, (tensor, wanted) in enumerate(zip(mine, theirs, strict=True)):
+        error, message = _difference(tensor, wanted)
+        limit = RELATIVE.get(wanted.dtype, 0.0) if tolerance is None or wanted.dtype not in RELATIVE else tolerance
+        worst = max(worst, error)
+        if message or error > limit:
+            said = message or f"off by {error:.2e} of the largest value, allowed {limit:.0e}"
+            return Check("differs", worst, f"result {number}, {tuple(wanted.shape)} {wanted.dtype}: {said}")
+    return Check("same", worst)
+
+
+def _tensors(results: Any) -> Iterator[torch.Tensor]:
+    for leaf in tree_leaves(results):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.detach().cpu()
+        elif isinstance(leaf, bool | int | float):
+            yield torch.tensor(leaf, dtype=torch.float32 if isinstance(leaf, float) else None)
+
+
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
+    """The error relative to the largest finite magnitude, or 0 and what else differs."""
+    if actual.shape != expected.shape:
+        return 0.0, f"shape {tuple(actual.shape)}"
+    if actual.dtype != expected.dtype:
+        return 0.0, f"dtype {actual.dtype}"
+    if expected.dtype not in RELATIVE:
+        return 0.0, "" if torch.equal(actual, expected) else "other values"
+    finite = torch.isfinite(expected)
+    if not torch.equal(torch.isfinite(actual), finite) or not torch.equal(actual.isnan(), expected.isnan()):
+        return 0.0, "NaN or infinite in other places"
+    if not finite.any():
+        return 0.0, ""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    wanted = expected[finite].to(wide)
+    scale = max(wanted.abs().max().item(), 1e-30)
+    return (actual[finite].to(wide) - wanted).abs().max().item() / scale, ""

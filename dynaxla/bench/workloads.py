@@ -1,0 +1,109 @@
+"""What is measured, by its name on the command line: a user's factory, a model of transformers, or a built-in one.
+
+package.module:factory, path/to/file.py:factory    see dynaxla/precompile/model_factory.py
+hf:bert,num_hidden_layers=2,batch=4                a model type, folder or name of transformers; see huggingface_models.py
+tiny-mlp                                           a name of built_in_models.py
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynaxla.bench.built_in_models import BUILT_IN
+from dynaxla.bench.huggingface_models import PREFIX, build_model
+from dynaxla.bucketing.marked_dims import MarkedDims
+from dynaxla.errors import OptionError
+from dynaxla.options import require_member
+from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
+from dynaxla.precompile.model_factory import call_factory
+from dynaxla.precompile.warmup import resize_example
+from dynaxla.torch_api.pytree import tree_map_only
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model and the calls of it.
+
+    Attributes:
+        name: of the command line.
+        calls: of each its arguments and keywords.
+        sizes: of each call its sizes that vary, by name; one empty mapping where none do.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+    sizes: Sequence[Mapping[str, int]] = ({},)
+
+    @property
+    def about(self) -> str:
+        """Says which class the model has, and how many parameters."""
+        if not isinstance(self.function, nn.Module):
+            return "a function"
+        parameters = list(self.function.parameters())
+        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
+        count = sum(each.numel() for each in parameters)
+        return f"{type(self.function).__name__}, {count:,} parameters {' '.join(dtypes)}".strip()
+
+
+def load_workload(name: str, *, train: bool = False) -> Workload:
+    """Builds what a name stands for, with seed 0; built-in models and those of transformers are in the mode for it.
+
+    Raises:
+        OptionError: there is no such factory, model or setting; the message has the nearest.
+    """
+    torch.manual_seed(0)
+    if name.startswith(PREFIX):
+        function, args, kwargs = build_model(name, train=train)
+    elif ":" in name:
+        called = call_factory(name)
+        function, args, kwargs = called.function, called.args, dict(called.kwargs)
+    else:
+        require_member(name, BUILT_IN, "workload")
+        function, args, kwargs = BUILT_IN[name]()
+        function.train(train)
+    return Workload(name, function, [(args, kwargs)])
+
+
+def vary_sizes(workload: Workload, declared: Sequence[str], requests: int) -> Workload:
+    """The workload at sizes that are drawn: log-uniformly from a range ("tokens:1=8..512"), or from those of a list.
+
+    The draws are the same in every process. Tensors of a larger size repeat the example's elements.
+
+    Args:
+        declared: dims and sizes, as `DeclaredDims` reads them.
+        requests: how many calls.
+
+    Raises:
+        OptionError: see `DeclaredDims.parse` and `mark_dims`; or there are no requests.
+    """
+    if requests < 1:
+        raise OptionError(f"{requests} requests are none", "give --requests 1 or more")
+    (args, kwargs), marks = workload.calls[0], MarkedDims()
+    dims = [DeclaredDims.parse(text) for text in declared]
+    names = mark_dims(dims, named_arguments(workload.function, args, kwargs), marks)
+    chance = random.Random(0)
+    sizes = [
+        {each.name: _draw(each, text, chance) for each, text in zip(dims, declared, strict=True)}
+        for _ in range(requests)
+    ]
+
+    def resize(tensor: torch.Tensor, drawn: Mapping[str, int]) -> torch.Tensor:
+        changed = {dim: drawn[names[tensor.shape[dim]]] for dim in marks.of(tensor)}
+        return resize_example(tensor, changed) if changed else tensor
+
+    calls = [tree_map_only(torch.Tensor, lambda t, drawn=drawn: resize(t, drawn), (args, kwargs)) for drawn in sizes]
+    return replace(workload, calls=calls, sizes=sizes)
+
+
+def _draw(dims: DeclaredDims, text: str, chance: random.Random) -> int:
+    if ".." not in text:
+        return chance.choice(dims.sizes)
+    low, high = dims.policy.min or 1, dims.policy.max or 1
+    return min(high, int(low * ((high + 1) / low) ** chance.random()))
