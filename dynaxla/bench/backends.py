@@ -101,9 +101,14 @@ class BenchBackend:
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.name == "eager" or self.mode != "compiled":
             return function
-        backend = "dynaxla" if self.name == "device" else self.name
+        how = {"backend": "dynaxla" if self.name == "device" else self.name, **self.arguments}
+        if self.options:
+            how["options"] = dict(self.options)
         try:
-            return torch.compile(function, backend=backend, options=dict(self.options) or None, **self.arguments)  # type: ignore[call-overload,no-any-return]
+            if hasattr(function, "compile_parts"):  # a loop around a model, as `generate` is one
+                function.compile_parts(**how)
+                return function
+            return torch.compile(function, **how)
         except RuntimeError as error:  # an option that Inductor does not know
             raise OptionError(
                 f"torch.compile refuses {self.text!r}: {error}", "see torch.compile's documentation"

@@ -23,7 +23,8 @@ type, folder or name of transformers, with fields of its config (hf:bert,num_hid
 model; all: every built-in model"""
 _BACKENDS = """the first is the baseline: eager, inductor or another of torch's, dynaxla, device; with options behind a colon:
 dynaxla:bucketing=off,compile=behind or device:mode=fused (default: eager inductor dynaxla)"""
-_VARY = """dims that vary, and their sizes: tokens:1,mask:1=8..512 (log-uniform), pixels:0=1,2,4 (these); may be given several
+_VARY = """dims that vary, and their sizes: tokens:1,mask:1=8..512 (log-uniform), tokens:1=8..512~60
+(log-normal, the median 60), pixels:0=1,2,4 (these); may be given several
 times"""
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -109,7 +109,7 @@ def add_starts(
     result: BackendResult, request: ModelRequest, *, captures: bool = False, again: int = 1
 ) -> BackendResult:
     """The result with the times of starts: a process with empty caches, and those that find what it stored."""
-    found = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             for name in ("first", "second"):

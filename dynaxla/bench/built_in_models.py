@@ -13,6 +13,11 @@ Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 """A model, and arguments and keywords of a call."""
 
 
+def _label(config: Any) -> Any:
+    config.num_labels = 1000
+    return config
+
+
 def make_tiny_mlp() -> Built:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)), (torch.randn(8, 16),), {}
 
@@ -37,13 +42,13 @@ def make_gpt2() -> Built:
 def make_resnet50() -> Built:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return ResNetForImageClassification(ResNetConfig(num_labels=1000)), (torch.randn(1, 3, 224, 224),), {}
+    return ResNetForImageClassification(_label(ResNetConfig())), (torch.randn(1, 3, 224, 224),), {}
 
 
 def make_vit_base() -> Built:
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(ViTConfig(num_labels=1000)), (torch.randn(1, 3, 224, 224),), {}
+    return ViTForImageClassification(_label(ViTConfig())), (torch.randn(1, 3, 224, 224),), {}
 
 
 def make_llama_decode() -> Built:

@@ -112,7 +112,7 @@ def print_comparison(before: BenchRecord, after: BenchRecord, console: Console |
         table.add_row(each.case, each.backend, *cells, change, each.verdict, style=style)
     console.print(table)
     for line in list_differences(
-        before.versions | {"commit": before.commit}, after.versions | {"commit": after.commit}
+        {**before.versions, "commit": before.commit}, {**after.versions, "commit": after.commit}
     ):
         console.print(line, style="dim", markup=False)
     for line in list_differences(before.machine, after.machine, without=("load",)):

@@ -50,14 +50,14 @@ def build_model(text: str, *, train: bool = False) -> tuple[Any, tuple[Any, ...]
 
 def _find_config(name: str) -> Any:
     try:
-        from transformers import AutoConfig
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+        from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError:
         raise OptionError(f"{PREFIX}{name} needs transformers", "pip install 'dynaxla[bench]'") from None
-    if name in CONFIG_MAPPING_NAMES:
+    known = list(CONFIG_MAPPING.keys())
+    if name in known:
         return AutoConfig.for_model(name)
     if "/" not in name and not Path(name).exists():
-        require_member(name, CONFIG_MAPPING_NAMES, "model type of transformers")
+        require_member(name, known, "model type of transformers")
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,12 +34,14 @@ class TimingSettings:
     seconds: time for all samples of a case.
     rounds: samples of each way and input at least.
     most_rounds: at most.
+    repeats: runs of a sample, of which it is the mean; 0: as `LEAST_S` says.
     warm: runs before the first sample, where there is one input; where there are several, the first pass is enough.
     """
 
     seconds: float = 5.0
     rounds: int = 5
     most_rounds: int = 1 << 30
+    repeats: int = 0
     warm: int = 3
 
 
@@ -95,15 +98,17 @@ def measure_case(case: Case, settings: TimingSettings, tell: Tell = lambda share
             case.settle({name: way.run for name, way in right.items()})
         groups = [right] if case.in_turn else [{name: way} for name, way in right.items()]
         for place, group in enumerate(groups):
-            tell(0.5 + 0.5 * place / len(groups), "rounds")
-            _Rounds(case, group, settings).run(
-                lambda share, of=place: tell(0.5 + 0.5 * (of + share) / len(groups), "rounds")
-            )
+            first, each = 0.5 + 0.5 * place / len(groups), 0.5 / len(groups)
+            _Rounds(case, group, settings).run(partial(_tell_share, tell, first, each))
         if len(case.inputs) > 1:
             _count_elements(case, right)
     results = [way.result() for way in ways.values()]
     inputs = [dict(sizes) for sizes in case.inputs]
     return CaseResult(case.name, results, case.baseline, inputs, case.items, case.unit, case.about)
+
+
+def _tell_share(tell: Tell, first: float, each: float, share: float) -> None:
+    tell(first + each * share, "rounds")
 
 
 def _run_first(case: Case, ways: Mapping[str, _Way], number: int) -> None:
@@ -164,10 +169,10 @@ class _Rounds:
 
     def _warm_up(self) -> int:
         """Runs ways with one input a few times; gives how many runs of the fastest make a sample."""
-        if len(self._case.inputs) > 1 or not self._settings.warm:
-            return 1
-        warm_s = [min(way.time(0)[0] for _ in range(self._settings.warm)) for way in self._ways.values()]
-        return max(1, math.ceil(LEAST_S / max(min(warm_s), 1e-7))) if min(warm_s) < LEAST_S else 1
+        if len(self._case.inputs) > 1:
+            return self._settings.repeats or 1
+        warm_s = [min(way.time(0)[0] for _ in range(max(1, self._settings.warm))) for way in self._ways.values()]
+        return self._settings.repeats or max(1, round(LEAST_S / max(min(warm_s), 1e-7)))
 
     def _sample(self, number: int, repeats: int) -> None:
         answers = {}

@@ -7,9 +7,11 @@ tiny-mlp                                           a name of built_in_models.py
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_argu
 from dynaxla.precompile.model_factory import call_factory
 from dynaxla.precompile.warmup import resize_example
 from dynaxla.torch_api.pytree import tree_map_only
+
+LOG_DEVIATION = 0.9
+"""Of log-normal sizes, which lengths of texts are like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +76,64 @@ def load_workload(name: str, *, train: bool = False) -> Workload:
     return Workload(name, function, [(args, kwargs)])
 
 
-def vary_sizes(workload: Workload, declared: Sequence[str], requests: int) -> Workload:
-    """The workload at sizes that are drawn: log-uniformly from a range ("tokens:1=8..512"), or from those of a list.
+@dataclass(frozen=True, slots=True)
+class VaryingDims:
+    """Dims that vary together, and how their sizes are drawn.
 
-    The draws are the same in every process. Tensors of a larger size repeat the example's elements.
+    Attributes:
+        dims: with the range.
+        choices: the sizes of a list; empty for a range.
+        median: of the log-normal sizes of a range; None: log-uniform ones.
+    """
+
+    dims: DeclaredDims
+    choices: Sequence[int] = ()
+    median: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> VaryingDims:
+        """Reads "tokens:1,mask:1=8..512", "tokens:1=8..512~60" (log-normal, the median 60), "pixels:0=1,2,4".
+
+        Raises:
+            OptionError: it is of another form.
+        """
+        declared, tilde, median = text.partition("~")
+        if tilde and (not median.strip().isdecimal() or ".." not in declared):
+            raise OptionError(
+                f"{median!r} is no median of the sizes in {text!r}", "write a range, as tokens:1=8..512~60"
+            )
+        dims = DeclaredDims.parse(declared)
+        return cls(dims, () if ".." in declared else dims.sizes, float(median) if tilde else None)
+
+    def draw(self, chance: random.Random) -> int:
+        if self.choices:
+            return chance.choice(self.choices)
+        low, high = self.dims.policy.min or 1, self.dims.policy.max or 1
+        if self.median is None:
+            return min(high, int(low * ((high + 1) / low) ** chance.random()))
+        return min(high, max(low, round(math.exp(chance.gauss(math.log(self.median), LOG_DEVIATION)))))
+
+
+def vary_sizes(workload: Workload, varying: Sequence[str], requests: int) -> Workload:
+    """The workload at sizes that are drawn, the same in every process. Tensors of a larger size repeat the example's elements.
 
     Args:
-        declared: dims and sizes, as `DeclaredDims` reads them.
+        varying: dims and sizes, see `VaryingDims.parse`.
         requests: how many calls.
 
     Raises:
-        OptionError: see `DeclaredDims.parse` and `mark_dims`; or there are no requests.
+        OptionError: see `VaryingDims.parse` and `mark_dims`; or there are no requests.
     """
     if requests < 1:
         raise OptionError(f"{requests} requests are none", "give --requests 1 or more")
-    (args, kwargs), marks = workload.calls[0], MarkedDims()
-    dims = [DeclaredDims.parse(text) for text in declared]
-    names = mark_dims(dims, named_arguments(workload.function, args, kwargs), marks)
-    chance = random.Random(0)
-    sizes = [
-        {each.name: _draw(each, text, chance) for each, text in zip(dims, declared, strict=True)}
-        for _ in range(requests)
-    ]
+    (args, kwargs), marks, chance = workload.calls[0], MarkedDims(), random.Random(0)
+    parsed = [VaryingDims.parse(text) for text in varying]
+    names = mark_dims([each.dims for each in parsed], named_arguments(workload.function, args, kwargs), marks)
+    sizes = [{each.dims.name: each.draw(chance) for each in parsed} for _ in range(requests)]
 
     def resize(tensor: torch.Tensor, drawn: Mapping[str, int]) -> torch.Tensor:
         changed = {dim: drawn[names[tensor.shape[dim]]] for dim in marks.of(tensor)}
         return resize_example(tensor, changed) if changed else tensor
 
-    calls = [tree_map_only(torch.Tensor, lambda t, drawn=drawn: resize(t, drawn), (args, kwargs)) for drawn in sizes]
+    calls = [tree_map_only(torch.Tensor, partial(resize, drawn=drawn), (args, kwargs)) for drawn in sizes]
     return replace(workload, calls=calls, sizes=sizes)
-
-
-def _draw(dims: DeclaredDims, text: str, chance: random.Random) -> int:
-    if ".." not in text:
-        return chance.choice(dims.sizes)
-    low, high = dims.policy.min or 1, dims.policy.max or 1
-    return min(high, int(low * ((high + 1) / low) ** chance.random()))
