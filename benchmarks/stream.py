@@ -30,6 +30,7 @@ from dynaxla.bench.backends import BenchBackend
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.bench_session import BenchSession
 from dynaxla.bench.cases import Case, Run
+from dynaxla.bench.records import CaseResult
 from dynaxla.bench.workloads import Workload, load_workload, vary_sizes
 from dynaxla.bucketing.joint_policy import JOINT, DimUsage
 from dynaxla.options import require_member
@@ -157,6 +158,15 @@ def settle_behind(ways: Sequence[str], requests: int, runs: Mapping[str, Run]) -
     print(f"  at rest after pass {last} of {passes}: {told.executables} executables ever made, {told.plans} plans")
 
 
+def print_program_costs(case: CaseResult) -> None:
+    """Prints what a program, and so another bucket, takes on average, without its padding and loading."""
+    for result in case.results:
+        if (count := sum(result.programs)) and result.first is not None:
+            stages = result.first.stages
+            lowering_s, compile_s = stages["lowering"] / count, stages["compile"] / count
+            print(f"  {result.name}: a program costs {lowering_s:.3f} s of lowering, {compile_s:.3f} s of XLA")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
@@ -171,7 +181,7 @@ def main() -> int:
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=given.size_oblivious)
     with oblivious, BenchSession(given, len(given.models or MODELS)) as session:
         for name in given.models or MODELS:
-            session.measure(make_case(name, given), seconds=0.0, rounds=1)
+            print_program_costs(session.measure(make_case(name, given), seconds=0.0, rounds=1))
     return session.status
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ import torch
 
 from dynaxla.__main__ import main
 from dynaxla.bench.backends import BenchBackend
+from dynaxla.bench.model_cases import ModelRequest
 from dynaxla.bench.records import BenchRecord
+from dynaxla.bench.start_process import measure_start
 from dynaxla.bench.workloads import load_workload, vary_sizes
-from dynaxla.errors import OptionError
+from dynaxla.errors import ExecutionError, OptionError
 
 FILE = Path(__file__).parent / "models.py"
 LINEAR = "tests.bench.models:make_linear"
@@ -167,17 +168,16 @@ def test_a_config_may_be_a_folder(tmp_path: Path) -> None:
 
 def test_starts_have_processes_of_their_own(tmp_path: Path) -> None:
     """A first process compiles, a second one loads, and each says what memory it took."""
-    command = [sys.executable, "-m", "dynaxla", "bench", f"{FILE}:make_linear", "--backends", "eager", "dynaxla"]
-    record = tmp_path / "a.json"
-    subprocess.run([*command, *FAST[:-1], "--json", str(record)], check=True, capture_output=True)
-    eager, compiled = BenchRecord.read(record).cases[0].results
-    for result in (eager, compiled):
-        assert result.first is not None
-        assert result.second is not None
-        assert result.first.own_process
-        assert result.first.peak_bytes > 50_000_000
-        assert len(result.first.again_s) == 1
-    assert compiled.first is not None
-    assert compiled.second is not None
-    assert (compiled.first.compiled, compiled.first.loaded) == (1, 0)
-    assert (compiled.second.compiled, compiled.second.loaded) == (0, 1)
+    first, second = (measure_start(ModelRequest(LINEAR).to_text(), "dynaxla", tmp_path, again=2) for _ in range(2))
+    assert (first.compiled, first.loaded, second.compiled, second.loaded) == (1, 0, 0, 1)
+    for start in (first, second):
+        assert start.own_process
+        assert start.peak_bytes > 50_000_000
+        assert len(start.again_s) == 2
+        assert sum(start.stages.values()) == pytest.approx(start.seconds, rel=0.2)
+    assert second.stages["compile"] == 0
+
+
+def test_a_start_that_fails_is_a_failure_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(ExecutionError, match="the user's own"):
+        measure_start(ModelRequest("tests.bench.models:make_error").to_text(), "eager", tmp_path)

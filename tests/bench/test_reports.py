@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.bench.results import make_case, make_record, make_result
 def test_quantiles_lie_between_samples() -> None:
     assert [quantile([4.0, 1.0, 2.0, 3.0], share) for share in (0, 0.5, 1)] == [1.0, 2.5, 4.0]
     assert spread_of([1.0, 2.0, 3.0]).median == 2.0
-    assert spread_of([1.0, 2.0]).overlaps(spread_of([1.4, 9.0]))
+    assert spread_of([1.0, 2.0]).overlaps(spread_of([1.4, 4.0, 1.4]))
     assert not spread_of([1.0, 1.1]).overlaps(spread_of([2.0, 2.1]))
 
 
@@ -41,9 +42,11 @@ def test_padding_is_summed_over_calls() -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     result = make_result("dynaxla", [1.0, 2.0], elements=[[3, 4]], facts={"GFLOP": 2.0})
     case = make_case(make_result("eager", [1.0, 2.0]), result, inputs=[{"tokens": 3}], items=3, unit="tokens")
-    record = dataclasses.replace(make_record(case), cases=[dataclasses.replace(case, results=list(case.results))])
-    record.write(tmp_path / "a" / "record.json")
-    assert BenchRecord.read(tmp_path / "a" / "record.json") == record
+    record, path = make_record(case), tmp_path / "a" / "record.json"
+    record.write(path)
+    read = BenchRecord.read(path)
+    assert json.dumps(dataclasses.asdict(read)) == json.dumps(dataclasses.asdict(record))
+    assert read.cases[0].results[1].first == dataclasses.replace(result.first, again_s=[])  # type: ignore[type-var]
     (tmp_path / "other.json").write_text('{"format": 99}')
     with pytest.raises(OptionError, match="no record of format 1"):
         BenchRecord.read(tmp_path / "other.json")
