@@ -24,9 +24,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
+from dynaxla.bench.answers import Check
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.bench_session import BenchSession
-from dynaxla.bench.records import BackendResult, CaseResult, Check
+from dynaxla.bench.records import BackendResult, CaseResult
 from dynaxla.bench.sample_statistics import quantile
 from dynaxla.serving.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.engine import LanguageEngine

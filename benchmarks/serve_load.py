@@ -40,9 +40,10 @@ import httpx
 import numpy as np
 import torch
 
+from dynaxla.bench.answers import Check
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.bench_session import BenchSession
-from dynaxla.bench.records import BackendResult, CaseResult, Check
+from dynaxla.bench.records import BackendResult, CaseResult
 from dynaxla.bench.sample_statistics import quantile
 
 ROOT = Path(__file__).parent.parent

@@ -16,10 +16,11 @@ import time
 import torch
 
 from dynaxla import ProgramReport, compile_for_target, read_metrics
+from dynaxla.bench.answers import Check
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.bench_session import BenchSession
 from dynaxla.bench.built_in_models import BUILT_IN
-from dynaxla.bench.records import BackendResult, CaseResult, Check
+from dynaxla.bench.records import BackendResult, CaseResult
 from tests.zoo.registry import find
 
 SMALL = (

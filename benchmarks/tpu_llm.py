@@ -24,9 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
 import dynaxla
+from dynaxla.bench.answers import Check
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.bench_session import BenchSession
-from dynaxla.bench.records import BackendResult, CaseResult, Check
+from dynaxla.bench.records import BackendResult, CaseResult
 from dynaxla.errors import CompileError
 from dynaxla.precompile.program_report import ProgramReport
 

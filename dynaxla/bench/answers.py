@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
-from dynaxla.bench.records import Check
 from dynaxla.torch_api.pytree import tree_leaves
 
 RELATIVE = {
@@ -19,6 +19,26 @@ RELATIVE = {
     torch.complex128: 1e-9,
 }
 """Largest allowed error relative to the largest finite magnitude of the expected tensor. Other dtypes are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The comparison of a backend's results with those of the baseline.
+
+    Attributes:
+        status: "same"; "differs" beyond the tolerance; "random": the baseline, run again, differs from itself; "failed": the
+            backend raised; "unchecked": nothing to compare.
+        error: the largest, relative to the largest magnitude of its tensor.
+        message: of what differs, or was raised.
+    """
+
+    status: Literal["same", "differs", "random", "failed", "unchecked"]
+    error: float = 0.0
+    message: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.status in ("differs", "failed")
 
 
 def compare_answers(actual: Any, expected: Any, tolerance: float | None = None) -> Check:

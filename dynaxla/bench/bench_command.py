@@ -98,9 +98,12 @@ def _measure(given: argparse.Namespace) -> int:
     from dynaxla.bench.bench_session import BenchSession
     from dynaxla.bench.built_in_models import BUILT_IN
     from dynaxla.bench.model_cases import ModelRequest
+    from dynaxla.bench.workloads import check_workload
 
     backends = [BenchBackend.parse(text) for text in dict.fromkeys(given.backends)]
     names = [name for each in given.workloads for name in (BUILT_IN if each == "all" else [each])]
+    for name in names:
+        check_workload(name)  # all of them, before the first is measured
     shared = (given.vary, given.requests, given.train, given.tolerance)
     requests = [ModelRequest(name, *shared) for name in dict.fromkeys(names)]
     with _empty_caches(), BenchSession(given, len(requests)) as session:

@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dynaxla.bench.answers import Check
 from dynaxla.bench.backends import BenchBackend
 from dynaxla.bench.bench_command import add_run_arguments
 from dynaxla.bench.cases import Case
 from dynaxla.bench.html_report import write_report_page
 from dynaxla.bench.measure import TimingSettings, measure_case
 from dynaxla.bench.model_cases import ModelRequest
-from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult, Check
+from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult
 from dynaxla.bench.result_tables import describe_run, make_console, print_case
 from dynaxla.bench.start_process import measure_start
 from dynaxla.errors import ExecutionError
@@ -40,7 +41,7 @@ class BenchSession:
         self._given, self._count = given, cases
         self._settings = TimingSettings(seconds=given.seconds, rounds=given.rounds)
         self._console = make_console()
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         self._progress = Progress(
             *columns, console=self._console, transient=True, disable=not self._console.is_terminal
         )

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult
 from dynaxla.bench.result_tables import list_differences, make_console, write_number
@@ -109,7 +110,7 @@ def print_comparison(before: BenchRecord, after: BenchRecord, console: Console |
         cells = [_write(each.before), _write(each.after)]
         change = f"{each.factor:.2f}x" if each.factor else ""
         style = "red" if each.is_bad else "green" if each.verdict in ("faster", "right") else None
-        table.add_row(each.case, each.backend, *cells, change, each.verdict, style=style)
+        table.add_row(Text(each.case), Text(each.backend), *cells, change, each.verdict, style=style)
     console.print(table)
     for line in list_differences(
         {**before.versions, "commit": before.commit}, {**after.versions, "commit": after.commit}

@@ -28,8 +28,24 @@ def build_model(text: str, *, train: bool = False) -> tuple[Any, tuple[Any, ...]
     Where a model is trained its dropouts are set to 0, so that two backends can be compared.
 
     Raises:
-        OptionError: transformers is not installed; no such model type, config field or setting (the message has the nearest);
-            or the model takes other inputs than tokens, images or sound.
+        OptionError: see `read_config`; or the model takes other inputs than tokens, images or sound.
+    """
+    config, settings = read_config(text)
+    if train:
+        for field, value in config.to_dict().items():
+            if isinstance(value, float) and "drop" in field:
+                setattr(config, field, 0.0)
+    config.use_cache = False
+    model = _head(config, settings["head"]).from_config(config, dtype=getattr(torch, settings["dtype"]))
+    return model.train(train), (), _make_inputs(model, settings)
+
+
+def read_config(text: str) -> tuple[Any, dict[str, Any]]:
+    """The config of a text, and the settings of the call.
+
+    Raises:
+        OptionError: transformers is not installed; or there is no such model type, config field or setting (the message has the
+            nearest).
     """
     name, *pieces = text.removeprefix(PREFIX).split(",")
     given = dict(_read_setting(text, piece) for piece in pieces)
@@ -39,13 +55,7 @@ def build_model(text: str, *, train: bool = False) -> tuple[Any, tuple[Any, ...]
     for field, value in given.items():
         require_member(field, [*_fields(config), *SETTINGS], f"field of {type(config).__name__}")
         setattr(config, field, value)
-    if train:
-        for field, value in config.to_dict().items():
-            if isinstance(value, float) and ("drop" in field):
-                setattr(config, field, 0.0)
-    config.use_cache = False
-    model = _head(config, settings["head"]).from_config(config, dtype=getattr(torch, settings["dtype"]))
-    return model.train(train), (), _make_inputs(model, settings)
+    return config, settings
 
 
 def _find_config(name: str) -> Any:

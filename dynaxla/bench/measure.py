@@ -14,10 +14,10 @@ from unittest import mock
 
 import torch
 
-from dynaxla.bench.answers import compare_answers
+from dynaxla.bench.answers import Check, compare_answers
 from dynaxla.bench.cases import Case, Run
-from dynaxla.bench.records import BackendResult, CaseResult, Check, StartTimes
-from dynaxla.bench.stages import CompileCounters
+from dynaxla.bench.compile_counters import CompileCounters
+from dynaxla.bench.records import BackendResult, CaseResult, StartTimes
 from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
 from dynaxla.torch_api.dynamo import lift_capture_limits
 
@@ -76,7 +76,7 @@ class _Way:
             first if seconds else None,
             first_pass_s=seconds,
             programs=[moved.programs for _, moved in self.first_pass],
-            samples_s=self.samples_s,
+            samples_s=[] if self.check.is_bad else self.samples_s,
             recompiles=max(self.moved.programs, self.moved.graphs),
             elements=self.elements,
         )
@@ -145,7 +145,8 @@ def _compare(case: Case, ways: Mapping[str, _Way], answers: Mapping[str, Any], *
         if found.status == "differs" and draws:
             found = Check("random", message="the baseline draws random numbers")
         way = ways[name]
-        if found.is_bad or way.check.status == "unchecked" or found.error > way.check.error:
+        worse = found.status == "random" or found.error > way.check.error
+        if found.is_bad or way.check.status == "unchecked" or (way.check.status == "same" and worse):
             way.check = found
 
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from dynaxla import __version__
+from dynaxla.bench.answers import Check
 from dynaxla.errors import OptionError
 from dynaxla.versions import installed_versions
 
@@ -23,32 +24,12 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """The comparison of a backend's results with those of the baseline.
-
-    Attributes:
-        status: "same"; "differs" beyond the tolerance; "random": the baseline, run again, differs from itself; "failed": the
-            backend raised; "unchecked": nothing to compare.
-        error: the largest, relative to the largest magnitude of its tensor.
-        message: of what differs, or was raised.
-    """
-
-    status: Literal["same", "differs", "random", "failed", "unchecked"]
-    error: float = 0.0
-    message: str = ""
-
-    @property
-    def is_bad(self) -> bool:
-        return self.status in ("differs", "failed")
-
-
-@dataclass(frozen=True, slots=True)
 class StartTimes:
     """A process's first pass over the inputs.
 
     Attributes:
         seconds: of the pass, wall-clock time.
-        stages: of these, by stage (stages.py).
+        stages: of these, by stage (compile_counters.py).
         compiled, loaded: programs of dynaxla that were compiled, and loaded from disk.
         graphs: graphs that Dynamo captured.
         cpu_s: processor time of all threads; 0 where several backends share the process.

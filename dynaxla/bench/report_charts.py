@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from dynaxla.bench.compile_counters import STAGES
 from dynaxla.bench.records import BackendResult, CaseResult, StartTimes
 from dynaxla.bench.result_tables import write_number
 from dynaxla.bench.sample_statistics import find_speedup, padded_ratio, quantile
-from dynaxla.bench.stages import STAGES
 
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
 MOST_POINTS = 200

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult, StartTimes
 from dynaxla.bench.sample_statistics import find_speedup, padded_ratio, quantile, spread_of
@@ -110,12 +111,14 @@ def describe_run(record: BenchRecord) -> str:
 
 def print_case(case: CaseResult, console: Console) -> None:
     headings, rows = make_rows(case)
-    table = Table(title=f"{case.name}: {case.about}" if case.about else case.name, title_justify="left")
+    title = f"{case.name}: {case.about}" if case.about else case.name
+    console.print(Text(title, style="bold"))  # a table's own title is cut to the table's width
+    table = Table()
     for heading in headings:
         is_text = heading in ("backend", "check")
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row, result in zip(rows, case.results, strict=True):
-        table.add_row(*row, style="red" if result.check.is_bad else None)
+        table.add_row(*map(Text, row), style="red" if result.check.is_bad else None)
     console.print(table)
     for result in case.results:
         if result.check.is_bad:

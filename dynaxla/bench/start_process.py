@@ -59,8 +59,8 @@ def _run_here(request: str, name: str, again: int, captures: Captures) -> StartT
     import torch
 
     from dynaxla.bench.backends import BenchBackend
+    from dynaxla.bench.compile_counters import CompileCounters
     from dynaxla.bench.model_cases import ModelRequest
-    from dynaxla.bench.stages import CompileCounters
     from dynaxla.bench.workloads import Workload
     from dynaxla.torch_api.dynamo import lift_capture_limits
 

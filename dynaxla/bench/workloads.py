@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from dynaxla.bench.built_in_models import BUILT_IN
-from dynaxla.bench.huggingface_models import PREFIX, build_model
+from dynaxla.bench.huggingface_models import PREFIX, build_model, read_config
 from dynaxla.bucketing.marked_dims import MarkedDims
 from dynaxla.errors import OptionError
 from dynaxla.options import require_member
 from dynaxla.precompile.declared_dims import DeclaredDims, mark_dims, named_arguments
-from dynaxla.precompile.model_factory import call_factory
+from dynaxla.precompile.model_factory import call_factory, find_factory
 from dynaxla.precompile.warmup import resize_example
 from dynaxla.torch_api.pytree import tree_map_only
 
@@ -55,6 +55,20 @@ class Workload:
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
         count = sum(each.numel() for each in parameters)
         return f"{type(self.function).__name__}, {count:,} parameters {' '.join(dtypes)}".strip()
+
+
+def check_workload(name: str) -> None:
+    """Looks a name up without building its model.
+
+    Raises:
+        OptionError: there is no such factory, model or setting; the message has the nearest.
+    """
+    if name.startswith(PREFIX):
+        read_config(name)
+    elif ":" in name:
+        find_factory(name)
+    else:
+        require_member(name, BUILT_IN, "workload")
 
 
 def load_workload(name: str, *, train: bool = False) -> Workload:

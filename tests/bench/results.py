@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult, Check, StartTimes
+from dynaxla.bench.answers import Check
+from dynaxla.bench.records import BackendResult, BenchRecord, CaseResult, StartTimes
 
 STAGES = {"capture": 0.1, "autograd": 0.2, "lowering": 0.3, "compile": 0.4, "rest": 0.5}
 

@@ -67,6 +67,7 @@ def test_what_changes_later_is_seen_where_every_result_is_compared() -> None:
     calls = itertools.count()
     found = _measure_ways("always", late=lambda number: X + (next(calls) > 2))
     assert found.of("late").check.status == "differs"
+    assert found.of("late").samples_s == []
 
 
 def test_random_results_are_neither_right_nor_wrong() -> None:
