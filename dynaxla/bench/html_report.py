@@ -23,7 +23,7 @@ h1 { font-size: 1.4rem; margin: .2rem 0; } h2 { font-size: 1.15rem; margin: 0 0 
 p { margin: .2rem 0 .8rem; color: var(--dim); overflow-wrap: anywhere; }
 section { margin: 1.5rem 0; padding-top: 1rem; border-top: 1px solid var(--line); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .25rem .45rem; font-size: .93rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
   white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
 th { font-weight: 600; color: var(--dim); } .bad { color: var(--bad); } .good { color: var(--good); }
@@ -32,7 +32,7 @@ figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 6px
 figcaption { font-weight: 600; margin-bottom: .5rem; } figcaption small { font-weight: 400; color: var(--dim); display: block; }
 .row { display: grid; grid-template-columns: minmax(6rem, 26%) 1fr 4.2rem; gap: .5rem; align-items: center; margin: .35rem 0; }
 .name { overflow-wrap: anywhere; font-size: .87rem; line-height: 1.2; }
-.value { text-align: right; font-variant-numeric: tabular-nums; }
+.value { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .track { position: relative; height: 1.1rem; } .track i { position: absolute; display: block; }
 .bar { top: 0; height: 100%; border-radius: 2px; min-width: 1px; }
 .spread { top: 50%; height: 2px; min-width: 2px; background: var(--text); }

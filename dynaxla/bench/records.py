@@ -35,7 +35,8 @@ class StartTimes:
         cpu_s: processor time of all threads; 0 where several backends share the process.
         begin_s: what the backend does once per process, before: libraries, compiler processes.
         again_s: seconds of later passes.
-        peak_bytes: most memory that the process had resident; 0 where several backends share it.
+        before_bytes, peak_bytes: memory that the process had resident before the pass, with libraries and model, and at most; 0
+            where several backends share it.
         own_process: whether the backend had a process of its own, else those that came before it had compiled there, too.
     """
 
@@ -47,6 +48,7 @@ class StartTimes:
     cpu_s: float = 0.0
     begin_s: float = 0.0
     again_s: Sequence[float] = ()
+    before_bytes: int = 0
     peak_bytes: int = 0
     own_process: bool = False
 

@@ -56,6 +56,11 @@ def _nonzero(count: float, text: str) -> str:
     return text if count else ""
 
 
+def _added(start: StartTimes) -> int:
+    """Bytes that the pass, and those behind it, took at most beyond what was there."""
+    return max(0, start.peak_bytes - start.before_bytes)
+
+
 COLUMNS: Mapping[str, Cell] = {
     "check": _check,
     "median, ms": _of_samples(0.5),
@@ -71,6 +76,7 @@ COLUMNS: Mapping[str, Cell] = {
     "recompiles": lambda case, result: str(result.recompiles) if result.samples_s and result.first else "",
     "padded": _padded,
     "peak, MB": _of_start("first", lambda start: _nonzero(start.peak_bytes, f"{start.peak_bytes / 1e6:.0f}")),
+    "of the pass": _of_start("first", lambda start: _nonzero(start.peak_bytes, f"{_added(start) / 1e6:.0f}")),
 }
 """Of each its heading, and what it says of a backend; an empty text where there is nothing to say."""
 

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -68,7 +67,7 @@ def _run_here(request: str, name: str, again: int, captures: Captures) -> StartT
     once = BenchBackend.parse(name) if backend.name != "dynaxla" else BenchBackend.parse("dynaxla:cache=false")
     layer = Workload("a layer", torch.nn.Linear(2, 2), [((torch.ones(2, 2),), {})])
     workload = asked.load()
-    began_s = _time(lambda: once.prepare(layer, train=False)(0))
+    begin_s = _time(lambda: once.prepare(layer, train=False)(0))
     with lift_capture_limits():
         run = backend.prepare(workload, train=asked.train)
 
@@ -76,25 +75,38 @@ def _run_here(request: str, name: str, again: int, captures: Captures) -> StartT
             for number in range(len(workload.calls)):
                 run(number)
 
-        before, computed = CompileCounters.read(), time.process_time()
+        (before_bytes, _), before, computed = _read_memory(), CompileCounters.read(), time.process_time()
         seconds = _time(run_all)
         moved, computed = CompileCounters.read() - before, time.process_time() - computed
         again_s = [_time(run_all) for _ in range(again)]
     if captures == "save":
         torch.compiler.save_cache_artifacts()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return StartTimes(
         seconds,
         moved.split(seconds),
         moved.compiled,
         moved.loaded,
         moved.graphs,
-        computed,
-        began_s,
-        again_s,
-        peak,
-        True,
+        cpu_s=computed,
+        begin_s=begin_s,
+        again_s=again_s,
+        before_bytes=before_bytes,
+        peak_bytes=_read_memory()[1],
+        own_process=True,
     )
+
+
+def _read_memory() -> tuple[int, int]:
+    """Bytes that this process has resident, and the most that it ever had; zeros where the system is not Linux.
+
+    The system's own count of a process, `ru_maxrss`, begins with that of the process that started it.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0, 0
+    sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(sizes["VmRSS"].split()[0]) * 1024, int(sizes["VmHWM"].split()[0]) * 1024
 
 
 def _time(run: object) -> float:

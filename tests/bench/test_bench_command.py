@@ -172,7 +172,7 @@ def test_starts_have_processes_of_their_own(tmp_path: Path) -> None:
     assert (first.compiled, first.loaded, second.compiled, second.loaded) == (1, 0, 0, 1)
     for start in (first, second):
         assert start.own_process
-        assert start.peak_bytes > 50_000_000
+        assert start.peak_bytes >= start.before_bytes > 50_000_000
         assert len(start.again_s) == 2
         assert sum(start.stages.values()) == pytest.approx(start.seconds, rel=0.2)
     assert second.stages["compile"] == 0
