@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -19,6 +19,8 @@ RELATIVE = {
     torch.complex128: 1e-9,
 }
 """Largest allowed error relative to the largest finite magnitude of the expected tensor. Other dtypes are exact."""
+
+LEAST_SHARE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,40 @@ class Check:
         return self.status in ("differs", "failed")
 
 
+class TrainingAnswer(NamedTuple):
+    """Results of a forward, and gradients.
+
+    A gradient may be nothing but rounding, as that of a key's bias, which is 0 in exact arithmetic. So errors of gradients are
+    relative to `LEAST_SHARE` of the largest gradient at least.
+    """
+
+    results: Any
+    gradients: Any
+
+
 def compare_answers(actual: Any, expected: Any, tolerance: float | None = None) -> Check:
     """Compares the tensors and numbers of two nested results, in order; other values do not count.
 
     Args:
         tolerance: largest relative error of tensors of floats; None: that of their dtype.
     """
+    if isinstance(expected, TrainingAnswer) and isinstance(actual, TrainingAnswer):
+        found = _compare_all(actual.results, expected.results, tolerance, 1e-30)
+        if found.is_bad:
+            return found
+        sizes = [
+            each[each.isfinite()].abs().max().item() for each in _tensors(expected.gradients) if each.isfinite().any()
+        ]
+        gradients = _compare_all(
+            actual.gradients, expected.gradients, tolerance, LEAST_SHARE * max(sizes, default=0.0) + 1e-30
+        )
+        worst = max(found.error, gradients.error)
+        return Check(gradients.status, worst, f"gradients: {gradients.message}" if gradients.message else "")
+    return _compare_all(actual, expected, tolerance, 1e-30)
+
+
+def _compare_all(actual: Any, expected: Any, tolerance: float | None, least: float) -> Check:
+    """`least`: errors are relative to the largest magnitude of a tensor, or to this if it is smaller."""
     mine, theirs = list(_tensors(actual)), list(_tensors(expected))
     if len(mine) != len(theirs):
         return Check("differs", message=f"{len(mine)} tensors, expected {len(theirs)}")
@@ -54,7 +84,7 @@ def compare_answers(actual: Any, expected: Any, tolerance: float | None = None) 
         return Check("unchecked", message="there is no tensor among the results")
     worst = 0.0
     for number, (tensor, wanted) in enumerate(zip(mine, theirs, strict=True)):
-        error, message = _difference(tensor, wanted)
+        error, message = _difference(tensor, wanted, least)
         limit = RELATIVE.get(wanted.dtype, 0.0) if tolerance is None or wanted.dtype not in RELATIVE else tolerance
         worst = max(worst, error)
         if message or error > limit:
@@ -71,7 +101,7 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
             yield torch.tensor(leaf, dtype=torch.float32 if isinstance(leaf, float) else None)
 
 
-def _difference(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
+def _difference(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, str]:
     """The error relative to the largest finite magnitude, or 0 and what else differs."""
     if actual.shape != expected.shape:
         return 0.0, f"shape {tuple(actual.shape)}"
@@ -86,5 +116,5 @@ def _difference(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, st
         return 0.0, ""
     wide = torch.complex128 if expected.is_complex() else torch.float64
     wanted = expected[finite].to(wide)
-    scale = max(wanted.abs().max().item(), 1e-30)
+    scale = max(wanted.abs().max().item(), least)
     return (actual[finite].to(wide) - wanted).abs().max().item() / scale, ""

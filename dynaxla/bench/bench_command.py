@@ -37,7 +37,7 @@ def add_bench_command(commands: Any) -> None:
     )
     parser.add_argument("--vary", action="append", default=[], metavar="ARG:DIM[,...]=SIZES", help=_VARY)
     parser.add_argument("--requests", type=int, default=50, help="calls with sizes that vary (default: %(default)s)")
-    parser.add_argument("--train", action="store_true", help="gradients of the sum of all results, too")
+    parser.add_argument("--train", action="store_true", help="gradients of a weighted sum of all results, too")
     parser.add_argument("--tolerance", type=float, help="largest relative error of a result (default: by its dtype)")
     parser.add_argument("--no-starts", action="store_true", help="measure no first passes in processes of their own")
     parser.add_argument("--captures", action="store_true", help="measure a third start that finds Dynamo's captures")

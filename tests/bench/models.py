@@ -29,6 +29,21 @@ def make_linear() -> tuple[nn.Module, tuple[torch.Tensor]]:
     return nn.Linear(4, 3), (torch.randn(2, 4),)
 
 
+class Normalized(nn.Module):
+    """An attention whose key bias has a gradient of 0 in exact arithmetic, and a layer norm last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.bias = nn.Linear(4, 4), nn.LayerNorm(4), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm((x @ (x + self.bias).T).softmax(-1) @ self.linear(x))  # type: ignore[no-any-return]
+
+
+def make_normalized() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return Normalized(), (torch.randn(6, 4),)
+
+
 def make_function() -> Callable[[], torch.Tensor]:
     """A factory of a function without arguments: the factory gives it, a call computes."""
     x = torch.randn(8)

@@ -149,7 +149,7 @@ def test_training_compares_gradients() -> None:
         for name, net in {"eager": right, "wrong": wrong}.items()
     }
     assert measure_case(Case("case", ways), FAST).results[1].check.status == "differs"
-    request = ModelRequest("tests.bench.models:make_linear", train=True)
+    request = ModelRequest("tests.bench.models:make_normalized", train=True)
     found = measure_case(request.make_case([eager, BenchBackend.parse("dynaxla")], "eager"), FAST)
     assert found.results[1].check.status == "same"
     assert sum(found.results[1].programs) == 2  # forward and backward
