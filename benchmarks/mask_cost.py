@@ -38,13 +38,14 @@ def run_bucket(model: nn.Module, x: Tensor) -> Run:
     dims = [dim for dim, size in enumerate(x.shape) if size == length]
     for dim in dims:
         dynaxla.mark_bucketed(x, dim, policy=dynaxla.Explicit((length,)))
+    smaller = x[: batch - 1]  # no inference tensor, as `x` is none: Dynamo captures these apart
+    for dim in dims:
+        smaller = smaller.narrow(dim, 0, length - 3)
+    smaller = smaller.contiguous()
     with torch.inference_mode():
         call(x)
-        smaller = x[: batch - 1]
-        for dim in dims:
-            smaller = smaller.narrow(dim, 0, length - 3)
         with dynaxla.recorder().expect(compiles=0, graphs=0):
-            call(smaller.contiguous())
+            call(smaller)
     return torch.inference_mode()(lambda number: call(x))
 
 

@@ -27,13 +27,13 @@ def layers() -> dict[str, tuple[nn.Module, Tensor]]:
     }
 
 
-def infer(layer: Any, x: Tensor) -> Run:
-    return torch.no_grad()(lambda number: layer(x)[0])
+def infer(call: Any, layer: nn.Module, x: Tensor) -> Run:
+    return torch.no_grad()(lambda number: call(x)[0])
 
 
-def train(layer: Any, x: Tensor) -> Run:
+def train(call: Any, layer: nn.Module, x: Tensor) -> Run:
     def run(number: int) -> Any:
-        layer(x)[0].sum().backward()
+        call(x)[0].sum().backward()
         gradients = [each.grad for each in layer.parameters()]
         layer.zero_grad()
         return gradients
@@ -56,8 +56,10 @@ def make_cases(given: argparse.Namespace) -> Iterator[Case]:
             yield Case(f"{name}, {mode.__name__}", ways)
 
 
-def _prepare(mode: Callable[[Any, Tensor], Run], wrap: Callable[[nn.Module], Any], layer: nn.Module, x: Tensor) -> Run:
-    return mode(wrap(layer), x)
+def _prepare(
+    mode: Callable[[Any, nn.Module, Tensor], Run], wrap: Callable[[nn.Module], Any], layer: nn.Module, x: Tensor
+) -> Run:
+    return mode(wrap(layer), layer, x)
 
 
 if __name__ == "__main__":
