@@ -23,10 +23,10 @@ h1 { font-size: 1.4rem; margin: .2rem 0; } h2 { font-size: 1.15rem; margin: 0 0 
 p { margin: .2rem 0 .8rem; color: var(--dim); overflow-wrap: anywhere; }
 section { margin: 1.5rem 0; padding-top: 1rem; border-top: 1px solid var(--line); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .45rem; font-size: .82rem; text-align: right;
+th, td { padding: .25rem .3rem; font-size: .82rem; text-align: right;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
-  white-space: normal; overflow-wrap: anywhere; min-width: min(12rem, 40vw); }
+  white-space: normal; overflow-wrap: anywhere; min-width: min(9.5rem, 40vw); }
 th { font-weight: 600; color: var(--dim); } .bad { color: var(--bad); } .good { color: var(--good); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; margin-top: 1rem; }
 figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 6px; min-width: 0; }
