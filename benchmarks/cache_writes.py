@@ -1,20 +1,19 @@
 """Measures a key-value cache that is written in place: the time of a step by the cache's length.
 
-    python -m benchmarks.cache_writes [--lengths N ...] [--layers N] [--runs N]
+    python -m benchmarks.cache_writes [--lengths N ...] [--layers N]
 
-The step runs compiled, compiled with copies of the caches, in eager, and on the device, where the caches' memory is
-donated. `write` writes one position of the caches of all layers; `attend` is a decoder's step: each layer writes its
-key and value and attends to the first `VISIBLE` positions of its cache. Prints medians in milliseconds. The variants
-run one after the other, not in turn: memory that copies free slows down the calls after them.
+The step runs in eager, compiled ("in place"), compiled with copies of the caches ("copied"), and on the device, where the
+caches' memory is donated. `write` writes one position of the caches of all layers; `attend` is a decoder's step: each
+layer writes its key and value and attends to the first `VISIBLE` positions of its cache. The ways run one after the
+other, not in turn: memory that copies free slows down the calls after them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -24,9 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dynaxla
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
 from dynaxla.passes import in_place_writes
 
 HEADS, WIDTH, VISIBLE = 8, 64, 64
+WAYS = ("eager", "in place", "copied", "device")
 Step = Callable[..., Tensor]
 
 
@@ -44,50 +46,35 @@ def attend(caches: list[Tensor], position: Tensor, x: Tensor) -> Tensor:
     return x
 
 
-def compiled(step: Step, arguments: tuple[Any, ...], *, copying: bool) -> Step:
-    function = torch.compile(step, backend="dynaxla", dynamic=False)
-    with (
-        torch.no_grad(),
-        patch.object(in_place_writes, "LEAST_BYTES", math.inf if copying else in_place_writes.LEAST_BYTES),
-    ):
-        function(*arguments)
-    return function
+def prepare(way: str, step: Step, length: int, layers: int) -> Run:
+    torch.manual_seed(0)
+    where = "dynaxla" if way == "device" else "cpu"
+    x = torch.randn(1, HEADS, 1, WIDTH).to(where)
+    caches = [torch.zeros(1, HEADS, length, WIDTH, device=where) for _ in range(2 * layers)]
+    arguments: tuple[Any, ...] = (caches, torch.tensor([7], device=where), x)
+    code = step.__code__.replace(co_name=way.replace(" ", "_"))  # Dynamo keeps what it compiles by code object
+    own: Step = FunctionType(code, step.__globals__)
+    if way != "eager":
+        own = torch.compile(own, backend="dynaxla", dynamic=False)
+        least = math.inf if way == "copied" else in_place_writes.LEAST_BYTES
+        with torch.no_grad(), patch.object(in_place_writes, "LEAST_BYTES", least):
+            own(*arguments)
+    return torch.no_grad()(lambda number: own(*arguments))
 
 
-def measure(step: Step, length: int, layers: int, runs: int) -> dict[str, float]:
-    """Seconds of a step."""
-    times: dict[str, list[float]] = {}
-    functions: dict[str, tuple[Step, tuple[Any, ...]]] = {}
-    for name in ("in place", "copied", "eager", "device"):
-        where = "dynaxla" if name == "device" else "cpu"
-        caches = [torch.zeros(1, HEADS, length, WIDTH, device=where) for _ in range(2 * layers)]
-        arguments = (caches, torch.tensor([7], device=where), torch.randn(1, HEADS, 1, WIDTH, device=where))
-        code = step.__code__.replace(co_name=name.replace(" ", "_"))  # Dynamo keeps what it compiles by code object
-        own = FunctionType(code, step.__globals__)
-        functions[name] = (own if name == "eager" else compiled(own, arguments, copying=name == "copied"), arguments)
-    for name, (function, arguments) in functions.items():
-        for _ in range(runs):
-            with torch.no_grad():
-                began = time.perf_counter()
-                function(*arguments)
-                times.setdefault(name, []).append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 8192, 32768])
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=30)
-    arguments = parser.parse_args()
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
     dynaxla.use("cpu")
     for step in (write, attend):
-        for length in arguments.lengths:
-            found = measure(step, length, arguments.layers, arguments.runs)
-            size = 2 * arguments.layers * HEADS * length * WIDTH * 4 / 2**20
-            row = "   ".join(f"{name} {seconds * 1e3:8.3f}" for name, seconds in found.items())
-            print(f"{step.__name__:8} {length:6} positions, {size:6.0f} MiB of caches   {row}", flush=True)
+        for length in given.lengths:
+            ways = {way: partial(prepare, way, step, length, given.layers) for way in WAYS}
+            size = 2 * given.layers * HEADS * length * WIDTH * 4 / 2**20
+            yield Case(f"{step.__name__}, {length} positions", ways, in_turn=False, about=f"{size:.0f} MiB of caches")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 8192, 32768])
+    parser.add_argument("--layers", type=int, default=4)
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases, add_arguments)

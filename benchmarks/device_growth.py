@@ -2,21 +2,23 @@
 
     python -m benchmarks.device_growth [--tokens N] [--exact]
 
-Each line is one prompt of another length: programs compiled, programs loaded from the disk cache, seconds. The last
-length runs once more. `--exact` compiles a program for each set of sizes, without buckets. With an empty
-DYNAXLA_CACHE_DIR the run is a first run.
+The calls are prompts of other lengths; the last length runs twice. The record has, for each call of the first pass, seconds
+and programs. `--exact` compiles a program for each set of sizes, without buckets.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import time
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dynaxla
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
 from dynaxla.device import dynamic_op_graphs
 
 PROMPTS = (9, 23, 37, 37)
@@ -36,28 +38,28 @@ def network() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()  # type: ignore[no-any-return]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--exact", action="store_true")
-    given = parser.parse_args()
+def prepare(where: str, tokens: int) -> Run:
+    net = network().to(where)
+    torch.manual_seed(0)
+    prompts = [torch.randint(1, 1000, (1, length)).to(where) for length in PROMPTS]
+    asked = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": tokens}
+    return lambda number: net.generate(prompts[number], **asked).cpu()
+
+
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
     logging.disable()
     if given.exact:
         dynamic_op_graphs.MANY = 1 << 30
-    asked = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": given.tokens}
-    network_here = network()
-    prompts = [torch.randint(1, 1000, (1, length)) for length in PROMPTS]
-    expected = [network_here.generate(prompt, **asked) for prompt in prompts]
-    device = dynaxla.use()
-    away = network_here.to(device)
-    for prompt, tokens in zip(prompts, expected, strict=True):
-        before, started = dynaxla.read_metrics(), time.perf_counter()
-        made = away.generate(prompt.to(device), **asked).cpu()
-        seconds, after = time.perf_counter() - started, dynaxla.read_metrics()
-        programs = f"{after.compiles - before.compiles:4} compiled {after.loads - before.loads:4} loaded"
-        same = "eager's tokens" if torch.equal(made, tokens) else "OTHER TOKENS"
-        print(f"prompt of {prompt.shape[1]:3}: {programs} {seconds:6.2f} s, {same}", flush=True)
+    dynaxla.use()
+    ways = {"eager": partial(prepare, "cpu", given.tokens), "device": partial(prepare, "dynaxla", given.tokens)}
+    inputs = [{"prompt": length} for length in PROMPTS]
+    yield Case("generate", ways, inputs=inputs, check="always", items=given.tokens, unit="tokens")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--exact", action="store_true")
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases, add_arguments, rounds=1, seconds=0.0)

@@ -1,21 +1,27 @@
 """Measures uncompiled code on the device: ops run one by one ("eager"), run lazily ("fused"), and on torch's CPU.
 
-`python -m benchmarks.device_modes` prints a table with each program's first step and the median of its later steps. The
-modes take turns in one process. Every step reads a value.
+    python -m benchmarks.device_modes
+
+Every step reads a value, and is another one: a learning rate changes, sizes grow. The values are compared step by step.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import nn
 
 import dynaxla
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.cases import Case, Run
 
-KINDS = ("eager", "fused", "cpu")
+KINDS = ("cpu", "eager", "fused")
 STEPS = 15
 GROWING = 48
 """Steps of the program whose sizes grow: behind twelve it has buckets where ops run one by one."""
@@ -126,33 +132,35 @@ PROGRAMS: Mapping[str, Callable[[str], Step]] = {
 }
 
 
-def measure(make: Callable[[str], Step], count: int) -> dict[str, tuple[float, float]]:
-    """For each kind the seconds of the first step, and the median of the later ones."""
-    steps = {kind: make(kind) for kind in KINDS}
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for number in range(count):
-        values = []
-        for kind in KINDS:
-            with dynaxla.device_mode("fused" if kind == "fused" else "eager"):
-                started = time.perf_counter()
-                values.append(steps[kind](number))
-                times[kind].append(time.perf_counter() - started)
-        torch.testing.assert_close(values[0], values[2], rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(values[1], values[2], rtol=1e-3, atol=1e-3)
-    return {kind: (each[0], statistics.median(each[3:])) for kind, each in times.items()}
+def prepare(make: Callable[[str], Step], kind: str) -> Run:
+    step, numbers = make(kind), itertools.count()
+
+    def run(number: int) -> float:
+        with dynaxla.device_mode("fused" if kind == "fused" else "eager"):
+            return step(next(numbers))
+
+    return run
 
 
-def main() -> None:
-    dynaxla.use("cpu")
-    print("| ms | " + " | ".join(f"{kind}: first | later" for kind in KINDS) + " |")
-    print("|---|" + "---|---|" * len(KINDS))
+def make_cases() -> Iterator[tuple[Case, int]]:
+    """Each with how many steps are timed behind the first."""
     for name, make in PROGRAMS.items():
-        found = measure(make, GROWING if make is growing else STEPS)
-        print(
-            f"| {name} | " + " | ".join(f"{a * 1e3:.0f} | {b * 1e3:.2f}" for a, b in found.values()) + " |", flush=True
-        )
+        ways = {kind: partial(prepare, make, kind) for kind in KINDS}
+        yield Case(name, ways, "cpu", check="always", tolerance=1e-3), (GROWING if make is growing else STEPS) - 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_run_arguments(parser)
+    given = parser.parse_args()
+    dynaxla.use("cpu")
+    with BenchSession(given, len(PROGRAMS)) as session:
+        for case, steps in make_cases():
+            # A step is never repeated within a sample: each is another one.
+            session.measure(case, rounds=steps, most_rounds=steps, warm=2, repeats=1)
     print(dynaxla.read_metrics().traces, dynaxla.read_metrics().traces_apart, "traces, and traces apart")
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,21 +1,22 @@
-"""Measures a call of a compiled function on tensors of the device, and the same call with `jax.jit`, in microseconds.
+"""Measures a call of a compiled function on tensors of the device, and the same call with `jax.jit`.
 
 python -m benchmarks.device_overhead
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import dynaxla
-
-ROUNDS, CALLS = 40, 50
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case
 
 
 def of_one(x: Any) -> Any:
@@ -37,20 +38,11 @@ class Many(torch.nn.Module):
         return of_many(x, list(self.weights))  # type: ignore[no-any-return]
 
 
-def fastest(runs: Sequence[Callable[[], Any]]) -> list[float]:
-    """The shortest mean over `CALLS` calls of each, of interleaved rounds, in microseconds."""
-    best = [float("inf")] * len(runs)
-    for _ in range(ROUNDS):
-        for index, run in enumerate(runs):
-            started = time.perf_counter()
-            for _ in range(CALLS):
-                run()
-            best[index] = min(best[index], (time.perf_counter() - started) / CALLS * 1e6)
-    return best
+def read(result: Any) -> torch.Tensor:
+    return result if isinstance(result, torch.Tensor) else torch.from_numpy(np.array(result))
 
 
-@torch.no_grad()
-def main() -> None:
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
     dynaxla.use("cpu")
     x = torch.ones(4, device="dynaxla")
     one = torch.compile(of_one, backend="dynaxla")
@@ -58,18 +50,16 @@ def main() -> None:
     many = torch.compile(model, backend="dynaxla")
     their_x, theirs = jnp.ones(4), [jnp.asarray(weight.detach().cpu().numpy()) for weight in model.weights]
     their_one, their_many = jax.jit(of_one), jax.jit(of_many)
-    cases = {
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "one input": (lambda: one(x), lambda: their_one(their_x)),
         "one input and 200 parameters": (lambda: many(x), lambda: their_many(their_x, theirs)),
         "an op, not compiled": (lambda: x + x, lambda: their_x + their_x),
     }
-    print(f"{'':32}{'dynaxla':>10}{'jax.jit':>10}{'more':>10}")
-    for name, runs in cases.items():
-        for run in runs:
-            run()
-        mine, other = fastest(runs)
-        print(f"{name:32}{mine:>10.1f}{other:>10.1f}{mine - other:>10.1f}")
+    for name, (mine, other) in pairs.items():
+        calls = {"jax.jit": other, "dynaxla": mine}
+        ways = {way: lambda call=call: torch.no_grad()(lambda number: call()) for way, call in calls.items()}
+        yield Case(name, ways, "jax.jit", read=read)
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases)

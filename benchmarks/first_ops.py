@@ -3,30 +3,28 @@
     python -m benchmarks.first_ops                      # all models, on the CPU client
     python -m benchmarks.first_ops vit --target PLUGIN  # on a PJRT plugin, by its name or file
 
-Each model and mode runs in a process of its own. Prints seconds of the first pass, what of it was spent on lowering and in XLA,
-the number of programs, and the median of later passes in milliseconds; then what ten additions of ten numbers cost.
+Each first pass runs in a process of its own, behind which the compilers are started already; later passes take turns with
+torch's CPU. "additions" are ten of ten numbers. The same as `python -m dynaxla bench benchmarks.first_ops:make_vit ... \
+--backends eager device:mode=eager device`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-import dynaxla
+from dynaxla.bench.backends import BenchBackend
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.model_cases import ModelRequest
+from dynaxla.options import require_member
 
-MODES = ("op by op", "compiled")
-PASSES = 30
+Built = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 
 class Block(nn.Module):
@@ -104,97 +102,57 @@ class Lstm(nn.Module):
         return self.lstm(x)[0]  # type: ignore[no-any-return]
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
-    "vit": lambda: (VisionTransformer(), (torch.randn(2, 3, 32, 32),)),
-    "graph": lambda: (GraphNetwork(), (torch.randn(40, 32), torch.randint(0, 40, (2, 160)))),
-    "t5": lambda: (T5(), (torch.randint(0, 100, (2, 16)), torch.randint(0, 100, (2, 8)))),
-    "lstm": lambda: (Lstm(), (torch.randn(4, 20, 32),)),
+def add_ten_times(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(10):
+        y = y + x
+    return y
+
+
+def make_vit() -> Built:
+    return VisionTransformer().eval(), (torch.randn(2, 3, 32, 32),)
+
+
+def make_graph() -> Built:
+    return GraphNetwork().eval(), (torch.randn(40, 32), torch.randint(0, 40, (2, 160)))
+
+
+def make_t5() -> Built:
+    return T5().eval(), (torch.randint(0, 100, (2, 16)), torch.randint(0, 100, (2, 8)))
+
+
+def make_lstm() -> Built:
+    return Lstm().eval(), (torch.randn(4, 20, 32),)
+
+
+def make_additions() -> Built:
+    return add_ten_times, (torch.randn(10),)
+
+
+MODELS: Mapping[str, Callable[[], Built]] = {
+    "vit": make_vit,
+    "graph": make_graph,
+    "t5": make_t5,
+    "lstm": make_lstm,
+    "additions": make_additions,
 }
 
 
-def median_ms(run: Callable[[], Any]) -> float:
-    """The median over `PASSES`, in milliseconds."""
-    times = []
-    for _ in range(PASSES):
-        started = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(times)
-
-
-@torch.no_grad()
-def measure(name: str, mode: str, target: str) -> dict[str, float]:
-    """What a model costs in this process, which has computed nothing."""
-    dynaxla.use(target)
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    model.eval()
-    expected = model(*inputs)
-    model.to("dynaxla")
-    given = [each.to("dynaxla") for each in inputs]
-    function = torch.compile(model, backend="dynaxla") if mode == "compiled" else model
-    before, started = dynaxla.read_metrics(), time.perf_counter()
-    first = function(*given).cpu()
-    first_s, after = time.perf_counter() - started, dynaxla.read_metrics()
-    torch.testing.assert_close(first, expected, atol=1e-4, rtol=1e-3)
-    return {
-        "first_s": first_s,
-        "lowering_s": after.lowering_s - before.lowering_s,
-        "compile_s": after.compile_s - before.compile_s,
-        "programs": after.compiles + after.folds - before.compiles - before.folds,
-        "later_ms": median_ms(lambda: function(*given).cpu()),
-    }
-
-
-@torch.no_grad()
-def measure_additions(target: str) -> dict[str, float]:
-    """Ten additions of ten numbers and the read of the last."""
-    dynaxla.use(target)
-    x = torch.randn(10).to("dynaxla")
-
-    def add() -> None:
-        y = x
-        for _ in range(10):
-            y = y + x
-        y.cpu()
-
-    add()
-    return {"later_ms": median_ms(add)}
-
-
-def run_apart(*arguments: str) -> dict[str, float]:
-    """Measures in another process, with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.first_ops", "--child", *arguments]
-        done = subprocess.run(
-            command, env={**os.environ, "DYNAXLA_CACHE_DIR": folder}, capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--target", default="cpu", help="as `dynaxla.use` takes it")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    add_run_arguments(parser)
     given = parser.parse_args()
-    if given.child:
-        made = measure_additions(given.target) if len(given.models) < 2 else measure(*given.models, given.target)
-        print(json.dumps(made))
-        return
-    print(f"{'':8}{'':10}{'first, s':>10}{'lowering':>10}{'XLA':>8}{'programs':>10}{'later, ms':>11}")
-    for name in given.models or MODELS:
-        for mode in MODES:
-            made = run_apart(name, mode, "--target", given.target)
-            print(
-                f"{name:8}{mode:10}{made['first_s']:>10.2f}{made['lowering_s']:>10.2f}{made['compile_s']:>8.2f}"
-                f"{made['programs']:>10.0f}{made['later_ms']:>11.2f}",
-                flush=True,
-            )
-    print(f"ten additions: {run_apart('--target', given.target)['later_ms']:.2f} ms")
+    for name in given.models:
+        require_member(name, MODELS, "model")
+    texts = ("eager", f"device:mode=eager,target={given.target}", f"device:target={given.target}")
+    backends = [BenchBackend.parse(text) for text in texts]
+    with BenchSession(given, len(given.models or MODELS)) as session:
+        for name in given.models or MODELS:
+            session.measure_model(ModelRequest(f"benchmarks.first_ops:{MODELS[name].__name__}"), backends)
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

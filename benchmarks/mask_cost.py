@@ -1,74 +1,67 @@
 """Measures the cost of masks: a bucket's program at its full size against the program compiled for that size alone.
 
     python -m benchmarks.mask_cost                  # all models
-    python -m benchmarks.mask_cost encoder --rounds 50
+    python -m benchmarks.mask_cost encoder --seconds 20
 
-Both programs run the same input in turn in one process. A ratio is the median over rounds of the static program's time
-divided by the bucket's in the same round. At 1 the masks cost nothing; below 1 they cost time.
+At a speed-up of 1 the masks cost nothing; below 1 they cost time.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dynaxla
-from benchmarks.stream import WORKLOADS, first
+from benchmarks.stream import MODELS, first
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
+from dynaxla.options import require_member
 
 SIZES = {"encoder": ((8, 128), (4, 512)), "prefill": ((8, 128), (4, 512)), "images": ((8, 64), (8, 96))}
 
 
-def measure(name: str, batch: int, length: int, rounds: int) -> tuple[float, float]:
-    """Milliseconds of the static program, and the ratio."""
-    torch._dynamo.reset()
-    workload = WORKLOADS[name]()
-    model = workload.model.eval()
-    x = workload.make(batch, length)
-    static = torch.compile(model, backend="dynaxla", dynamic=False)
-    bucketed = torch.compile(copy.deepcopy(model), backend="dynaxla", options={"bucketing": "require"})
-    run_bucket(bucketed, workload.make, batch, length)
-    torch.testing.assert_close(first(bucketed(x)), first(static(x)), rtol=1e-4, atol=1e-4)
-    times: dict[str, list[float]] = {"static": [], "bucketed": []}
-    for _ in range(rounds):
-        for key, call in (("static", static), ("bucketed", bucketed)):
-            started = time.perf_counter()
-            call(x)
-            times[key].append(time.perf_counter() - started)
-    ratio = statistics.median(s / b for s, b in zip(times["static"], times["bucketed"], strict=True))
-    return statistics.median(times["static"]) * 1e3, ratio
+def run_static(model: nn.Module, x: Tensor) -> Run:
+    compiled = torch.compile(model, backend="dynaxla", dynamic=False)
+    return torch.inference_mode()(lambda number: compiled(x))
 
 
-def run_bucket(call: nn.Module, make: Callable[[int, int], torch.Tensor], batch: int, length: int) -> None:
-    """Compiles the bucket, and sees to it that it is one: a smaller size runs in it too."""
-    x = make(batch, length)
-    dims = [dim for dim, size in enumerate(x.shape) if size == length]
+def run_bucket(model: nn.Module, x: Tensor) -> Run:
+    """Marks the sizes, so that the first call compiles the bucket; a smaller call sees to it that it is one."""
+    call = torch.compile(copy.deepcopy(model), backend="dynaxla", options={"bucketing": "require"})
+    batch, length = x.shape[0], x.shape[-1]
     dynaxla.mark_bucketed(x, 0, policy=dynaxla.Explicit((batch,)))
+    dims = [dim for dim, size in enumerate(x.shape) if size == length]
     for dim in dims:
         dynaxla.mark_bucketed(x, dim, policy=dynaxla.Explicit((length,)))
-    call(x)
-    with dynaxla.recorder().expect(compiles=0, graphs=0):
-        call(make(batch - 1, length - 3))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SIZES)}; default: all")
-    parser.add_argument("--rounds", type=int, default=40)
-    given = parser.parse_args()
-    if unknown := set(given.models) - set(SIZES):
-        parser.error(f"unknown model {sorted(unknown)}; choose from {', '.join(SIZES)}")
+    smaller = x[: batch - 1]  # no inference tensor, as `x` is none: Dynamo captures these apart
+    for dim in dims:
+        smaller = smaller.narrow(dim, 0, length - 3)
+    smaller = smaller.contiguous()
     with torch.inference_mode():
-        for name in given.models or SIZES:
-            for batch, length in SIZES[name]:
-                milliseconds, ratio = measure(name, batch, length, given.rounds)
-                print(f"{name:8s} {batch} x {length:3d}: static {milliseconds:7.1f} ms, static / bucketed {ratio:.3f}")
+        call(x)
+        with dynaxla.recorder().expect(compiles=0, graphs=0):
+            call(smaller)
+    return torch.inference_mode()(lambda number: call(x))
+
+
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
+    for name in given.models or SIZES:
+        require_member(name, SIZES, "model")
+        for batch, length in SIZES[name]:
+            torch.manual_seed(0)
+            model, (x,) = MODELS[name](batch, length)
+            ways = {"static": partial(run_static, model.eval(), x), "bucket": partial(run_bucket, model, x)}
+            yield Case(f"{name}, {batch} x {length}", ways, "static", read=first)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SIZES)}; default: all")
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases, add_arguments)

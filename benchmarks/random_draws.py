@@ -1,22 +1,22 @@
-"""Measures random ops, compiled and in eager, in turn in one process.
+"""Measures random ops, compiled and in eager.
 
-    python -m benchmarks.random_draws [--elements N] [--runs N]
+    python -m benchmarks.random_draws [--elements N]
 
-Prints the median of each in milliseconds, and eager's time divided by the compiled time. Compiled times include the
-call.
+The numbers differ from eager's, so they are not compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
 
 
 def draws(elements: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]]:
@@ -33,30 +33,22 @@ def draws(elements: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Any, ..
     }
 
 
-def medians(functions: dict[str, Callable[..., Tensor]], args: tuple[Any, ...], runs: int) -> dict[str, float]:
-    """Seconds of each, in turn."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for run in range(runs + 2):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            function(*args)
-            if run > 1:
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in times.items()}
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
+    for name, (function, args) in draws(given.elements).items():
+
+        def run(function: Any = function, args: Any = args) -> Run:
+            return lambda number: function(*args)
+
+        def run_compiled(function: Any = function, args: Any = args) -> Run:
+            compiled = torch.compile(function, backend="dynaxla")
+            return lambda number: compiled(*args)
+
+        yield Case(name, {"eager": run, "dynaxla": run_compiled}, check="never")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=int, default=1 << 20)
-    parser.add_argument("--runs", type=int, default=30)
-    arguments = parser.parse_args()
-    for name, (function, args) in draws(arguments.elements).items():
-        found = medians(
-            {"compiled": torch.compile(function, backend="dynaxla"), "eager": function}, args, arguments.runs
-        )
-        compiled, eager = found["compiled"], found["eager"]
-        print(f"{name:18} compiled {compiled * 1e3:8.3f} ms   eager {eager * 1e3:8.3f} ms   {eager / compiled:6.2f}")
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases, add_arguments)

@@ -1,20 +1,22 @@
-"""Measures recurrent layers: eager, compiled as one graph, and compiled where Dynamo leaves the layer to eager, in turn.
+"""Measures recurrent layers: eager, compiled as one graph, and compiled where Dynamo leaves the layer to eager.
 
-    python -m benchmarks.rnn_speed [--runs N]
+    python -m benchmarks.rnn_speed
 
-Prints the median of a forward without gradients and of a training step in milliseconds, for each.
+Each layer runs a forward without gradients ("infer"), and a forward and backward ("train").
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.random_draws import medians
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
 
 
 def layers() -> dict[str, tuple[nn.Module, Tensor]]:
@@ -25,26 +27,40 @@ def layers() -> dict[str, tuple[nn.Module, Tensor]]:
     }
 
 
-def infer(layer: Any) -> Callable[[Tensor], Any]:
-    return torch.no_grad()(lambda x: layer(x)[0])
+def infer(call: Any, layer: nn.Module, x: Tensor) -> Run:
+    return torch.no_grad()(lambda number: call(x)[0])
 
 
-def train(layer: Any) -> Callable[[Tensor], Any]:
-    return lambda x: layer(x)[0].sum().backward()
+def train(call: Any, layer: nn.Module, x: Tensor) -> Run:
+    def run(number: int) -> Any:
+        call(x)[0].sum().backward()
+        gradients = [each.grad for each in layer.parameters()]
+        layer.zero_grad()
+        return gradients
+
+    return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10)
-    runs = parser.parse_args().runs
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "eager": lambda layer: layer,
+    "one graph": lambda layer: torch.compile(layer, backend="dynaxla"),
+    "graph break": lambda layer: torch.compile(torch.compiler.disable(layer), backend="dynaxla"),
+}
+
+
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
+    torch.manual_seed(0)
     for name, (layer, x) in layers().items():
-        broken = torch.compile(torch.compiler.disable(layer), backend="dynaxla")
-        variants = {"eager": layer, "one graph": torch.compile(layer, backend="dynaxla"), "graph break": broken}
         for mode in (infer, train):
-            found = medians({each: mode(run) for each, run in variants.items()}, (x,), runs)
-            times = "   ".join(f"{each} {seconds * 1e3:9.3f}" for each, seconds in found.items())
-            print(f"{name:26} {mode.__name__:6} {times}", flush=True)
+            ways = {way: partial(_prepare, mode, wrap, layer, x) for way, wrap in WAYS.items()}
+            yield Case(f"{name}, {mode.__name__}", ways)
+
+
+def _prepare(
+    mode: Callable[[Any, nn.Module, Tensor], Run], wrap: Callable[[nn.Module], Any], layer: nn.Module, x: Tensor
+) -> Run:
+    return mode(wrap(layer), layer, x)
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, make_cases)

@@ -12,6 +12,7 @@ import argparse
 import copy
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import dynaxla
+from dynaxla.bench.answers import Check
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.records import BackendResult, CaseResult
+from dynaxla.bench.sample_statistics import quantile
 from dynaxla.serving.events import EngineObserver, StepFinished
 from dynaxla.serving.llm.engine import LanguageEngine
 from dynaxla.serving.llm.requests import Delta, SamplingParams
@@ -139,83 +145,90 @@ class Times(EngineObserver):
     def step_finished(self, event: StepFinished) -> None:
         self.steps.append(event)
 
-    def report(self) -> None:
-        """Prints seconds, calls, tokens and what was computed for nobody, by kind and rows; and forgets them."""
+    def take(self) -> list[BackendResult]:
+        """Seconds of a call, tokens and what was computed for nobody, by kind and rows; and forgets them."""
+        results = []
         for kind, rows in sorted({(step.kind, step.rows) for step in self.steps}):
             mine = [step for step in self.steps if (step.kind, step.rows) == (kind, rows)]
-            seconds, tokens = sum(step.run_s for step in mine), sum(step.tokens for step in mine)
-            padded = sum(step.padded_tokens for step in mine)
-            print(
-                f"    {kind}, {rows} rows: {len(mine)} calls, {seconds:.1f} s, {tokens} tokens of {padded}", flush=True
-            )
+            facts = {
+                "calls": float(len(mine)),
+                "tokens": float(sum(step.tokens for step in mine)),
+                "padded tokens": float(sum(step.padded_tokens for step in mine)),
+            }
+            samples = [step.run_s for step in mine]
+            results.append(BackendResult(f"{kind}, {rows} rows", samples_s=samples, facts=facts))
         self.steps.clear()
+        return results
 
 
-def percentiles(values: Sequence[float]) -> str:
-    cuts = statistics.quantiles(values, n=100)
-    return f"p50 {cuts[49] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms"
-
-
-def report(name: str, rate: float, seen: Sequence[Seen]) -> None:
-    gaps = [gap for one in seen for gap in one.gaps_s]
-    print(f"{name}: {rate:.1f} tokens/s; first token {percentiles([one.first_s for one in seen])};")
-    print(f"    between tokens {percentiles(gaps)}", flush=True)
-
-
-def compare(seen: Sequence[Seen], expected: Sequence[tuple[int, ...]]) -> None:
+def describe(name: str, rate: float, seen: Sequence[Seen], expected: Sequence[tuple[int, ...]]) -> BackendResult:
+    """Tokens per second, waits for tokens, and whether the answers are eager's."""
+    gaps, firsts = [gap for one in seen for gap in one.gaps_s], [one.first_s for one in seen]
     wrong = [n for n, (one, answer) in enumerate(zip(seen, expected)) if one.tokens != answer]
-    print(f"answers compared with eager's: {len(expected)}, different: {len(wrong)} {wrong[:8]}", flush=True)
+    facts = {"tokens/s": rate, "compared": float(len(expected)), "different": float(len(wrong))}
+    facts |= {f"first token p{share}, ms": 1e3 * quantile(firsts, share / 100) for share in (50, 99)}
+    facts |= {f"between tokens p{share}, ms": 1e3 * quantile(gaps, share / 100) for share in (50, 99)}
+    check = Check("differs", message=f"answers {wrong[:8]}") if wrong else Check("same")
+    return BackendResult(name, check, samples_s=gaps, facts=facts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second in the open loop")
     parser.add_argument("--eager", type=int, default=200, help="requests that eager answers, for the comparison")
     parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--room", type=int, default=256)
+    parser.add_argument("--max-seq-len", type=int, default=256)
     parser.add_argument("--rows", type=int, nargs="*", default=(1, 8))
-    parser.add_argument("--reaches", type=int, nargs="*", default=(128,))
+    parser.add_argument("--kv-lengths", type=int, nargs="*", default=(128,))
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--transformers", type=int, default=48, help="requests that transformers' batching answers")
-    options = parser.parse_args()
-    tokenizer, eager = load()
-    asked = draw(tokenizer, options.requests)
-    dynaxla.use("cpu")
-    rows = tuple(sorted({*options.rows, options.slots}))
-    kv_lengths = tuple(sorted({*options.kv_lengths, options.max_seq_len}))
-    settings = EngineSettings(
+    add_run_arguments(parser)
+
+
+def make_settings(options: argparse.Namespace) -> EngineSettings:
+    return EngineSettings(
         slots=options.slots,
         max_seq_len=options.max_seq_len,
-        rows=rows,
-        kv_lengths=kv_lengths,
+        rows=tuple(sorted({*options.rows, options.slots})),
+        kv_lengths=tuple(sorted({*options.kv_lengths, options.max_seq_len})),
         prefill_chunks=((1, 32), (2, 32), (4, 32)),
         steps=options.steps,
         max_queue=1024,
     )
-    began = time.perf_counter()
-    times = Times()
-    with LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings, observer=times) as engine:
-        print(f"ready after {time.perf_counter() - began:.0f} s, {engine.progress[1]} programs", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    options = parser.parse_args()
+    tokenizer, eager = load()
+    asked = draw(tokenizer, options.requests)
+    dynaxla.use("cpu")
+    began, times, open_name = time.perf_counter(), Times(), f"open loop, {options.rate:g} requests/s"
+    with LanguageEngine(
+        copy.deepcopy(eager).to("dynaxla"), tokenizer, make_settings(options), observer=times
+    ) as engine:
+        about = f"ready after {time.perf_counter() - began:.0f} s, {engine.progress[1]} programs"
         compiles = dynaxla.read_metrics().compiles
-        rate, seen = serve(engine, asked, 0)
-        report("all at once", rate, seen)
-        times.report()
-        rate, _ = serve(engine, asked[:1], 0)
-        print(f"one alone: {rate:.1f} tokens/s", flush=True)
+        served = {"all at once": serve(engine, asked, 0)}
+        work = {"all at once": times.take()}
+        served["one alone"] = serve(engine, asked[:1], 0)
         times.steps.clear()
-        rate, open_loop = serve(engine, asked, options.rate)
-        report(f"open loop, {options.rate} requests/s", rate, open_loop)
-        times.report()
-        print(f"compiles after the warm-up: {dynaxla.read_metrics().compiles - compiles}", flush=True)
+        served[open_name] = serve(engine, asked, options.rate)
+        work[open_name] = times.take()
+        about += f"; compiles after the warm-up: {dynaxla.read_metrics().compiles - compiles}"
     rate, expected = alone(eager, asked[: options.eager])
-    print(f"eager, one at a time: {rate:.1f} tokens/s", flush=True)
-    for answers in (seen, open_loop):
-        compare(answers, expected)
+    results = [BackendResult("eager, one at a time", facts={"tokens/s": rate})]
+    results += [describe(name, tokens_per_s, seen, expected) for name, (tokens_per_s, seen) in served.items()]
     if options.transformers:
         rate = transformers_batched(eager, asked[: options.transformers])
-        print(f"transformers, continuous batching: {rate:.1f} tokens/s")
+        results.append(BackendResult("transformers, continuous batching", facts={"tokens/s": rate}))
+    with BenchSession(options, 1 + len(work)) as session:
+        session.add(CaseResult("SmolLM2", results, "eager, one at a time", about=about))
+        for name, found in work.items():
+            session.add(CaseResult(f"the engine's calls, {name}", found, ""))
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

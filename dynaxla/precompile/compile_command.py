@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaxla.errors import DynaxlaError, OptionError, ShardingError, TargetError
+from dynaxla.precompile.model_factory import call_factory
 
 if TYPE_CHECKING:
     from dynaxla.precompile.program_report import Compilation, ProgramReport
@@ -35,7 +35,7 @@ def add_compile_command(commands: Any) -> None:
     parser.add_argument(
         "factory",
         metavar="MODULE:FACTORY",
-        help="a function without arguments that gives (model, args) or (model, args, kwargs)",
+        help="a function without arguments that gives (model, args) or (model, args, kwargs); or FILE.py:FACTORY",
     )
     parser.add_argument("--target", required=True, help="a TPU topology, such as tpu:v5e:1x1; or cpu")
     parser.add_argument("--bucket", action="append", default=[], metavar="ARG:DIM[,...]=SIZES", help=_BUCKET)
@@ -67,17 +67,13 @@ def _compile(given: argparse.Namespace, parser: argparse.ArgumentParser) -> Comp
     """None, with a word on stderr, where the whole cannot be compiled."""
     options = _options(given.options, parser)
     try:
-        factory = _find(given.factory)
-    except (ValueError, ImportError, AttributeError) as error:
+        called = call_factory(given.factory)
+    except OptionError as error:
         parser.error(str(error))
-    built = factory()  # what it raises is the user's own, and reaches them with its traceback
-    if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[1], tuple):
-        parser.error(f"{given.factory} must give (model, args) or (model, args, kwargs), args a tuple")
     from dynaxla.precompile.compile_for_target import compile_and_report, plan_mesh
     from dynaxla.precompile.declared_dims import DeclaredDims
 
-    model, args, *rest = built
-    kwargs = rest[0] if rest else {}
+    model, args, kwargs = called.function, called.args, called.kwargs
     try:
         declared = [DeclaredDims.parse(text) for text in given.bucket]
         plan = plan_mesh(model, given.mesh, given.shard)
@@ -97,23 +93,6 @@ def _options(text: str, parser: argparse.ArgumentParser) -> Mapping[str, Any]:
     if not isinstance(options, dict):
         parser.error(f'--options is no JSON object, such as {{"bucketing": "require"}}: {text}')
     return options
-
-
-def _find(factory: str) -> Callable[[], Any]:
-    """Imports what MODULE:FACTORY names.
-
-    Raises:
-        ValueError: not of that form, or not a function.
-        ImportError, AttributeError: there is no such module or no such name in it.
-    """
-    name, _, attribute = factory.partition(":")
-    if not name or not attribute:
-        raise ValueError(f"{factory!r} is not of the form package.module:factory")
-    sys.path.insert(0, "")
-    found = getattr(importlib.import_module(name), attribute)
-    if not callable(found):
-        raise ValueError(f"{factory} is no function, but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
 
 
 def _told(compilation: Compilation, given: argparse.Namespace) -> bool:

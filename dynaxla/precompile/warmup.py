@@ -157,22 +157,30 @@ class _Call:
         return [self.sizes[size] if dim in marked else size for dim, size in enumerate(tensor.shape)]
 
     def _resized(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The example's elements, again and again where there are too few, so that they stay what the function expects; on a
-        mesh they are sharded as the example is."""
         marked = self.marks.of(tensor)
         if not marked:
             return tensor
-        with torch.inference_mode(tensor.is_inference()):  # tensors that differ in this have graphs of their own
-            placed = sharding(tensor)
-            made = tensor.detach().cpu()  # where nothing is compiled for it
-            for dim, size in enumerate(self._shape(tensor)):
-                if dim in marked:
-                    made = made.index_select(dim, torch.arange(size) % max(tensor.shape[dim], 1))
-            made = made.to(tensor.device) if placed is None else shard(made, placed.mesh, placed.spec)
-        made.requires_grad_(tensor.requires_grad)
+        shape = self._shape(tensor)
+        made = resize_example(tensor, {dim: shape[dim] for dim in marked})
         for dim, bounded in marked.items():
             self.marks.add(made, dim, bounded)
         return made
+
+
+def resize_example(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """A tensor of other sizes: its elements, again and again where there are too few, so that they stay what the function
+    expects; on a mesh it is sharded as the tensor is.
+
+    Args:
+        sizes: by dim, of the dims that change.
+    """
+    with torch.inference_mode(tensor.is_inference()):  # tensors that differ in this have graphs of their own
+        placed = sharding(tensor)
+        made = tensor.detach().cpu()  # where nothing is compiled for it
+        for dim, size in sizes.items():
+            made = made.index_select(dim, torch.arange(size) % max(tensor.shape[dim], 1))
+        made = made.to(tensor.device) if placed is None else shard(made, placed.mesh, placed.spec)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _tensors(example: Example) -> list[torch.Tensor]:

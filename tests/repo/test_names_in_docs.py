@@ -33,7 +33,6 @@ OF_OTHERS = {
     "both_extremes": "the pad rule that CONTRIBUTING.md adds",
     "OLD_CHECKOUT": "to be filled in",
     "cond_3": "an example of a numbered name",
-    "TORCH_CACHING_PRECOMPILE": "torch",
     "SparseAdam": "torch",
     "set_default_device": "torch",
     "external_data": "torch",
