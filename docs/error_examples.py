@@ -1,7 +1,7 @@
 """One example for each error: code that raises it, and what to do. docs/errors.md shows them, tests/guide/test_errors_page.py runs
 them.
 
-The examples of one process share a namespace, in which `SETUP` has run. A script runs in a process of its own.
+Each runs in a namespace in which `SETUP` has run; a script runs in processes of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _PROCESSES = """\
 import torch, torch.distributed as dist
 import dynaxla
 
+dynaxla.use("cpu")
+dist.init_process_group("dynaxla")
 """
 _ENGINE = """\
 import math
@@ -52,7 +54,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=16, num_hidden_layers=1, max_pos
 model.get_input_embeddings().weight.data[9] = math.nan
 words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(16)}, unk_token="w0"))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0")
-settings = EngineSettings(slots=1, max_seq_len=16, rows=(1,), kv_lengths=(16,), prefill_chunks=((1, 4),))
+settings = EngineSettings(slots=1, max_seq_len=16, rows=(1,), kv_lengths=(16,), prefill_chunks=((1, 4),), steps=1)
 with LanguageEngine(model.to("dynaxla"), tokenizer, settings) as engine:
     engine.submit([5, 9, 7], SamplingParams(4, temperature=0)).result()
 """
@@ -73,20 +75,20 @@ class ErrorExample:
     Attributes:
         code: raises the error.
         advice: what to do about it.
-        is_script: whether the code is a file of its own; the error's id is then in what it prints.
+        processes: that run the code as a script; 0: it runs in the process of the others.
         reason: the fault's id where the error comes as a reason of DX200.
     """
 
     code: str
     advice: str
-    is_script: bool = False
+    processes: int = 0
     reason: str = ""
 
 
 EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
     {
         "DX100": ErrorExample(
-            'torch.compile(model, backend="dynaxla", options={"bucketting": "off"})(x)',
+            'torch.compile(model, backend="dynaxla", options={"bucketing": "on"})(x)',
             "Read the hint: it names the nearest option, or the values that there are. README.md has the table of options.",
         ),
         "DX110": ErrorExample(
@@ -164,7 +166,7 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             '@torch.library.custom_op("guide::halve", mutates_args=())\n'
             "def halve(x: torch.Tensor) -> torch.Tensor:\n    return x / 2\n\n"
             "halve.register_fake(torch.empty_like)\n"
-            "dynaxla.register_lowering(torch.ops.guide.halve.default, lambda x: (x, x))\n"
+            "dynaxla.register_lowering(torch.ops.guide.halve.default, lambda x: x[0])\n"
             'torch.compile(lambda x: halve(x), backend="dynaxla", options={"fallback": "error"})(x)',
             "A lowering of yours gives other results than the operator's fake kernel says: make both agree. Under the default, "
             '`"fallback": "eager"`, the operator\'s own kernel runs.',
@@ -192,7 +194,8 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             'If the machine has the memory: `options={"compiler_memory_bytes": 32 << 30}`.',
         ),
         "DX324": ErrorExample(
-            _NOT_STARTED + "try:\n    "
+            _NOT_STARTED
+            + "try:\n    "
             + _COMPILING.strip().replace("\n", "\n    ")
             + '\n\n    CompileWorker(KnownFailures()).compile(b"", Limits(60, 8 << 30))\nfinally:\n    sys.path.remove(folder)',
             "As DX305. If it says that no memory mappings are left: raise `vm.max_map_count`, or keep fewer executables "
@@ -219,22 +222,17 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             "Call `init_process_group` right behind `dynaxla.use()`, before the first tensor of the device is made.",
         ),
         "DX610": ErrorExample(
-            _PROCESSES + "def work(rank):\n"
-            '    x = torch.ones(4, device="dynaxla")\n'
-            "    if rank == 1:\n        return  # without the collective\n"
-            "    dist.all_reduce(x)\n    print(x)\n\n"
-            'if __name__ == "__main__":\n    dynaxla.launch(work, nprocs=2)',
+            _PROCESSES + 'x = torch.ones(4, device="dynaxla")\n'
+            "if dist.get_rank() == 0:\n    dist.all_reduce(x)  # the other process ends without it\n    print(x)",
             "Look at the lost process's own output: it may have been killed, run out of memory or raised. Then start all "
             "processes again; torchrun does that.",
-            is_script=True,
+            processes=2,
         ),
         "DX620": ErrorExample(
-            _PROCESSES + "def work(rank):\n"
-            '    x = torch.ones(4 + rank, device="dynaxla")  # the sizes differ\n'
-            "    dist.all_reduce(x)\n    print(x)\n\n"
-            'if __name__ == "__main__":\n    dynaxla.launch(work, nprocs=2)',
+            _PROCESSES + 'x = torch.ones(4 + dist.get_rank(), device="dynaxla")  # the sizes differ\n'
+            "dist.all_reduce(x)\nprint(x)",
             "The text names both programs: let all processes run the same ones, of the same sizes, in the same order.",
-            is_script=True,
+            processes=2,
         ),
         "DX710": ErrorExample(
             _SERVING + "with Server(lambda texts: texts, len, Settings(max_size=8, min_size=2)) as server:\n"
@@ -242,7 +240,8 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             "The request can never be served: correct it.",
         ),
         "DX711": ErrorExample(
-            _SERVING + 'with Server(lambda texts: texts, len, Settings(max_size=8)) as server:\n    server.submit("x" * 9)',
+            _SERVING
+            + 'with Server(lambda texts: texts, len, Settings(max_size=8)) as server:\n    server.submit("x" * 9)',
             "Send less, or split it; the server's settings have the largest size (`max_size`).",
         ),
         "DX720": ErrorExample(
@@ -265,7 +264,7 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             _ENGINE,
             "A language model's engine gives it to the one request whose logits are NaN; others go on. Look at the weights, and "
             "at dtypes that overflow (`--dtype float16`).",
-            is_script=True,
+            processes=1,
         ),
     }
 )

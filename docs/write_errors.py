@@ -26,7 +26,7 @@ a fault that is injected.
 _EXAMPLES = """
 ## Examples
 
-Each is run by a test (tests/guide/test_errors_page.py), after these lines:
+Each is run by a test (tests/guide/test_errors_page.py), scripts apart after these lines:
 """
 
 
@@ -62,7 +62,9 @@ def _sections() -> Iterator[str]:
 def _where(example: ErrorExample) -> str:
     if example.reason:
         return f" It comes as the reason `{example.reason}` of DX200:"
-    return " A script of its own:" if example.is_script else ""
+    if example.processes > 1:
+        return f" A script, run by `torchrun --nproc-per-node {example.processes}`:"
+    return " A script of its own:" if example.processes else ""
 
 
 def _anchor(kind: re.Match[str]) -> str:

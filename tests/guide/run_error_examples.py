@@ -23,5 +23,5 @@ def run_example(code: str) -> str:
 
 
 if __name__ == "__main__":
-    found = {name: run_example(example.code) for name, example in EXAMPLES.items() if not example.is_script}
+    found = {name: run_example(example.code) for name, example in EXAMPLES.items() if not example.processes}
     print(json.dumps(found))

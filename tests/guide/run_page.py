@@ -7,6 +7,7 @@ name those.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -49,7 +50,8 @@ class Block:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{self.page.stem}_{self.line}.py"
             path.write_text(self.code, encoding="utf-8")
-            subprocess.run([sys.executable, str(path)], check=True, timeout=300)
+            environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+            subprocess.run([sys.executable, str(path)], env=environment, check=True)
 
 
 def find_blocks(page: Path) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from dynaxla import errors
 
 ROOT = Path(__file__).parents[2]
 BASES = {"DX000", "DX300", "DX700"}
-SCRIPTS = [name for name, example in EXAMPLES.items() if example.is_script]
+SCRIPTS = [name for name, example in EXAMPLES.items() if example.processes]
 
 
 def test_the_page_is_what_the_exceptions_are() -> None:
@@ -24,7 +25,9 @@ def test_the_page_is_what_the_exceptions_are() -> None:
 
 
 def test_every_error_has_an_example() -> None:
-    ids = {kind.id for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DynaxlaError)}
+    ids = {
+        kind.id for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DynaxlaError)
+    }
     assert EXAMPLES.keys() == ids - BASES
 
 
@@ -46,6 +49,9 @@ def test_every_example_raises_its_error() -> None:
 def test_every_script_raises_its_error(name: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(EXAMPLES[name].code, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={EXAMPLES[name].processes}", "--standalone"]
+    command = [sys.executable, *(launch if EXAMPLES[name].processes > 1 else []), str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode != 0
     assert f"{name} " in done.stderr, done.stderr
