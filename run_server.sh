@@ -3,5 +3,5 @@
 # http://localhost:8000/. Arguments: those of `python -m dynaxla serve`.
 set -euo pipefail
 cd "$(dirname "$0")"
-./setup_env.sh
+./setup_env.sh server
 exec .venv/bin/python -m dynaxla serve "$@"

@@ -95,6 +95,11 @@ def find_model() -> Path | None:
     return Path(spec.origin).parent / "model"
 
 
+def leave_out_quantizers() -> None:
+    """Keeps transformers from importing torchao, which this model does not need and whose import prints warnings."""
+    sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]
+
+
 def load_model(folder: Path) -> tuple[Any, SentenceEmbedder]:
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -180,6 +185,7 @@ def main() -> int:
     console = Console()
     folder = find_model()
     assert folder is not None, "read_arguments has checked it"
+    leave_out_quantizers()
     tokenizer, model = load_model(folder)
     sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
     texts = [*sentences, arguments.query]

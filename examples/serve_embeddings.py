@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import uvicorn
-from embed_sentences import find_model, load_model
+from embed_sentences import find_model, leave_out_quantizers, load_model
 from embedding_api import EmbeddingServer, LingeringServer, Tokens, create_app
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -157,6 +157,7 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # before and after uvicorn's own: nothing is left to answer
+    leave_out_quantizers()
     registry = CollectorRegistry()
     app = build(arguments, folder, registry)
     config = uvicorn.Config(

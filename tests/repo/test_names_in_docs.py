@@ -45,10 +45,33 @@ OF_OTHERS = {
     "tensorboard_trace_handler": "torch",
     **dict.fromkeys("Trace XLA_HLO_DEBUG XLA_IR_DEBUG start_server".split(), "PyTorch/XLA"),
     **dict.fromkeys(
-        "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding "
-        "mark_sharding mark_sharding_with_gradients mark_step metrics_report sync torch_xla "
-        "use_spmd visualize_tensor_sharding".split(),
+        "CPU_NUM_DEVICES CachedCompile CompileTime FSDPv2 MpDeviceLoader PJRT_CPU_ASYNC_CLIENT PJRT_DEVICE "
+        "PJRT_DYNAMIC_PLUGINS PJRT_LIBRARY_PATH PJRT_SELECT_DEFAULT_DEVICE PJRT_TPU_MAX_INFLIGHT_COMPUTATIONS "
+        "PT_XLA_DEBUG PT_XLA_DEBUG_LEVEL "
+        "ShardingSpec SpmdFullyShardedDataParallel StepTrace TransferFromDeviceTime UncachedCompile XLA_COMPILATION_CACHE_SIZE "
+        "XLA_DOWNCAST_BF16 XLA_DUMP_HLO_GRAPH XLA_DYNAMO_DEBUG XLA_HLO_DEBUG XLA_IR_DEBUG XLA_METRICS_FILE "
+        "XLA_NO_SPECIAL_SCALARS XLA_PERSISTENT_CACHE_PATH XLA_SAVE_HLO_FILE XLA_SAVE_TENSORS_FILE XLA_SAVE_TENSORS_FMT "
+        "XLA_SYNC_WAIT XLA_USE_BF16 XLA_USE_EAGER_DEBUG_MODE XLA_USE_SPMD add_step_closure addressable_device_count "
+        "assume_pure batches_per_execution clear_all clear_sharding collective_broadcast dynamo_set_buffer_donor_ eager_mode "
+        "exported_program_to_stablehlo full_graph get_1d_mesh get_memory_info get_stablehlo global_ordinal initialize_cache "
+        "input_sharding is_master_ordinal local_ordinal make_kernel_from_pallas mark_sharding mark_sharding_with_gradients "
+        "mark_step master_print max_different_graphs mesh_reduce metrics_report optimizer_step set_mat_mul_precision "
+        "short_metrics_report sync torch_xla use_spmd visualize_tensor_sharding wait_device_ops xla_device "
+        "xla_device_hw".split(),
         "PyTorch/XLA",
+    ),
+    **dict.fromkeys(
+        "CUDAGraph CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES OutOfMemoryError allow_tf32 get_device_properties is_cuda "
+        "range_push".split(),
+        "CUDA and torch.cuda",
+    ),
+    **dict.fromkeys(
+        "JAX_COMPILATION_CACHE_DIR JAX_ENABLE_X64 TF_CPP_LOG_THREAD_ID TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION xla_dump_to".split(),
+        "JAX and XLA",
+    ),
+    **dict.fromkeys(
+        "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS record_function".split(), "torch"
     ),
 }
 """Names that the repository's sources do not contain, with whose they are."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+from contextlib import nullcontext, redirect_stderr
 from typing import Any
 
 import torch
@@ -84,12 +86,14 @@ def load(source: Source, dtype: str) -> tuple[Any, Any]:
     Raises:
         OptionError: they are not there, or of a kind that cannot be read.
     """
-    if not sys.stderr.isatty():
+    is_gguf = source.gguf_file is not None
+    if is_gguf or not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    kind: dict[str, Any] = {} if source.gguf_file is None else {"gguf_file": source.gguf_file}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
-        model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
+    kind: dict[str, Any] = {"gguf_file": source.gguf_file} if is_gguf else {}
+    try:  # the bar of a GGUF file's tensors, which has no switch, is not shown
+        with redirect_stderr(io.StringIO()) if is_gguf else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(source.place, **kind)
+            model = AutoModelForCausalLM.from_pretrained(source.place, dtype=getattr(torch, dtype), **kind)
     except Exception as error:  # whatever reading a damaged file raises
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MAX_ERROR_CHARS]
         hint = "name a folder with config.json, weights and tokenizer, a .gguf file, or a causal model of the hub"

@@ -103,6 +103,7 @@ def serve(source: Source, given: argparse.Namespace, make_engine: MakeEngine) ->
         signal.signal(number, lambda *_: sys.exit(0))  # before and after uvicorn's own: nothing is left to answer
     began = time.monotonic()
     registry = CollectorRegistry()
+    logger.info("loading %s", source.name)
     engine, tokenizer = make_engine(source, given, registry)
     logger.info("loaded %s in %.1f s", source.name, time.monotonic() - began)
     _warn_if_open(given)

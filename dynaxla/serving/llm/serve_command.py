@@ -76,6 +76,10 @@ def run_serve(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
     try:
         source = find_source(given.model, given.gguf_file, given.name)
+        if (
+            source.gguf_file is not None
+        ):  # transformers imports torchao where it is, which prints warnings; GGUF needs none of it
+            sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]
         from dynaxla.serving.http.model_loading import make_engine  # torch's models and the compiler: seconds
 
         return serve(source, given, make_engine)
