@@ -127,13 +127,11 @@ class Store:
         if not usable:
             yield False
             return
-        with hold(lock, 0) as held:
+        with _hold_once(lock, 0) as held:
             if held:
                 yield path.exists()
-                with suppress(OSError):
-                    lock.unlink()  # who waits for it finds the value
         if not held:
-            with hold(lock, wait_s):
+            with _hold_once(lock, wait_s):
                 pass
             yield path.exists()
 
@@ -195,6 +193,18 @@ class Store:
         with self._lock:
             changed = {name: getattr(self._counters, name) + amount for name, amount in amounts.items()}
             self._counters = replace(self._counters, **changed)
+
+
+@contextmanager
+def _hold_once(lock: Path, wait_s: float) -> Iterator[bool]:
+    """As `hold`, and leaves no file: who waits for a lock makes it anew."""
+    with hold(lock, wait_s) as held:
+        try:
+            yield held
+        finally:
+            if held:
+                with suppress(OSError):
+                    lock.unlink()
 
 
 def open_store(max_bytes: int = MAX_BYTES) -> Store | None:
