@@ -118,7 +118,7 @@ def _last_line(trace: str) -> str:
     """The error of a traceback's text, without C++'s stack below it, and the last line of a file of tests above it."""
     *above, error = re.split(r"^(?=[\w.]+: )", trace.partition("Exception raised from")[0], flags=re.MULTILINE)
     lines = re.findall(r'test_?\w*\.py", line (\d+)', "".join(above)) or re.findall(r"line (\d+)", "".join(above))
-    error = error.partition("To execute this test")[0]
+    error = error.partition("To execute this test")[0] if above else error[-_DETAIL:]
     return f"{' '.join(error.split())[:_DETAIL]} (line {lines[-1] if lines else '?'})"
 
 
