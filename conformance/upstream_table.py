@@ -47,8 +47,8 @@ part of torch's wheel (its tensors are put on the device by `torch.set_default_d
 user names, with the device's name in CUDA's place; none of their text is in this project. Only tests that start processes are
 run, not those whose ranks are threads of one process. [upstream.md](upstream.md) says where a checkout is found.
 
-A team of processes runs many tests; it is started anew after one that does not end alike in all. The command ends with exit code
-1 if a test fails that `conformance/results/distributed_expected.tsv` does not list, or if one that is listed passes.
+A team of processes runs many tests; it is started anew after one that does not end alike in all. The command ends with exit
+code 1 if a test fails that `conformance/results/distributed_expected.tsv` does not list, or if one that is listed passes.
 
 "same": passes with gloo and on the device. "slow": over {limit:g} s. "died": a process ended. "skipped": passes with gloo, and
 skips itself on the device. "not run": does not pass with gloo with this version of torch and this number of processes. The

@@ -120,11 +120,7 @@ class MeshPlan:
         others = {pattern: spec for pattern, spec in rules.items() if pattern != FULLY}
         fully = rules.get(FULLY)
         axis = fully if fully is None or isinstance(fully, str) else str(fully[0])
-        return cls(
-            mesh,
-            ShardingPlan(mesh, others, mesh.axes[-1], set()),
-            fully if fully is None or isinstance(fully, str) else str(fully[0]),
-        )
+        return cls(mesh, ShardingPlan(mesh, others, mesh.axes[-1], set()), axis)
 
     def place_module(self, module: nn.Module) -> None:
         """Shards the parameters and buffers of a module as the rules say.
