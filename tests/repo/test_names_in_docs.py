@@ -35,7 +35,6 @@ OF_OTHERS = {
     "cond_3": "an example of a numbered name",
     "TORCH_CACHING_PRECOMPILE": "torch",
     "SparseAdam": "torch",
-    "set_default_device": "torch",
     "external_data": "torch",
     "remove_tensorify_specialized_graphargs": "torch",
     "specialize_float": "torch",
