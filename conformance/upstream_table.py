@@ -16,7 +16,7 @@ EXPECTED = Path(__file__).parent / "results" / "upstream_expected.tsv"
 PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
 UNLIKE_THE_CPU = (FAILS, SLOW, DIED)
 _COLUMNS = (SAME, FAILS, SLOW, DIED, SKIPPED, NOT_RUN)
-_INTRODUCTION = """\
+GENERIC = """\
 # PyTorch's own device-generic tests
 
 Written by `python -m conformance.upstream --tests DIR`. Do not edit.
@@ -39,6 +39,23 @@ then all of these must fail.
 "died": the process ended. "skipped": passes on the CPU, and skips itself on other devices. "not run": does not pass on the
 CPU with this version of torch (it is skipped there, or it fails), or is not made for the CPU. The rate is
 same / (same + fails + slow + died).
+"""
+DISTRIBUTED = """\
+# PyTorch's own tests of torch.distributed
+
+Written by `python -m conformance.distributed_suites --tests DIR`. Do not edit.
+
+The command runs {files} files of tests in several processes on the device "dynaxla", and with gloo on the CPU. The first is
+part of torch's wheel (its tensors are put on the device by `torch.set_default_device`), the others are of a checkout that the
+user names, with the device's name in CUDA's place; none of their text is in this project. Only tests that start processes are
+run, not those whose ranks are threads of one process. [upstream.md](upstream.md) says where a checkout is found.
+
+A team of processes runs many tests; it is started anew after one that does not end alike in all. The command ends with exit
+code 1 if a test fails that `conformance/results/distributed_expected.tsv` does not list, or if one that is listed passes.
+
+"same": passes with gloo and on the device. "slow": over {limit:g} s. "died": a process ended. "skipped": passes with gloo, and
+skips itself on the device. "not run": does not pass with gloo with this version of torch and this number of processes. The
+rate is same / (same + fails + slow + died).
 """
 
 
@@ -116,9 +133,10 @@ def write_page(
     expected: Mapping[tuple[str, str], str],
     limit_s: float,
     how: str,
+    introduction: str = GENERIC,
 ) -> str:
-    """The whole text of docs/upstream.md. `how`: which tests were taken."""
-    parts = [_INTRODUCTION.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]
+    """The whole text of a page. `how`: which tests were taken."""
+    parts = [introduction.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]
     return "\n".join([*parts, *_reasons(outcomes, expected), *_slow(outcomes)]) + "\n"
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from torch.fx import Graph, Node
 
@@ -25,7 +26,7 @@ from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.runtime.client import Client, Executable
-from dynaxla.runtime.executable_cache import ExecutableCache
+from dynaxla.runtime.executable_cache import ExecutableCache, Make
 
 logger = logging.getLogger("dynaxla")
 
@@ -74,8 +75,7 @@ class Pipeline:
 
     def compile_calls(self, calls: CallGraph, spent: CompileTiming, *, fold: bool = False) -> Executable:
         """As `compile`, of a graph whose calls are listed, and which may be sharded over a mesh."""
-        key = self._graph_key(calls)
-        executable = self._load(key, fold, _partitions(calls)) or self._compile(calls, key, spent, fold)
+        executable = self._share(self._graph_key(calls), partial(self._compile, calls, spent, fold), calls, fold)
         if self.dump.enabled:
             self.dump.write("hlo", executable.hlo_text())
         return executable
@@ -88,25 +88,29 @@ class Pipeline:
         """Loads the executable of a graph; None if it is not on disk, or its calls alone do not determine it."""
         return self._load(self.key_of(graph), fold)
 
-    def _compile(self, calls: CallGraph, key: Key | None, spent: CompileTiming, fold: bool) -> Executable:
+    def _share(self, key: Key | None, make: Make, calls: CallGraph, fold: bool) -> Executable:
+        find = partial(self._load, key, fold, calls.devices)
+        return self.executables.share(key, find, make, self.options.compile_timeout_s)
+
+    def _compile(self, calls: CallGraph, spent: CompileTiming, fold: bool, key: Key | None) -> Executable:
         self.executables.check_compilable()
         self.client.prepare()
         started = time.perf_counter()
-        lowered = self._lower(calls)
-        lowered_at = time.perf_counter()
-        spent.lowering_s += lowered_at - started
-        self.recorder.add(lowering_s=lowered_at - started)
-        if key is None and self.executables.active:
-            key = module_key(lowered.program.encode(), self.options, self.executables.environment(self.client))
-            if (found := self._load(key, fold, _partitions(calls))) is not None:
-                return found
-        executable = self.client.compile(lowered.module, self.options.compile_limits, _partitions(calls))
-        compile_s = time.perf_counter() - lowered_at
+        linked = self._lower(calls)
+        lowering_s = time.perf_counter() - started
+        spent.lowering_s += lowering_s
+        self.recorder.add(lowering_s=lowering_s)
+        make = partial(self._finish, linked.module, calls, spent, fold)
+        if key is not None or not self.executables.active:
+            return make(key)
+        made = module_key(linked.program.encode(), self.options, self.executables.environment(self.client))
+        return self._share(made, make, calls, fold)
+
+    def _finish(self, module: bytes, calls: CallGraph, spent: CompileTiming, fold: bool, key: Key | None) -> Executable:
+        client, limits = self.client, self.options.compile_limits
+        executable, compile_s = self.executables.compile(key, client, module, limits, calls.devices)
         spent.compile_s += compile_s
-        kind = {"folds": 1} if fold else {"compiles": 1}
-        self.recorder.add(**kind, compile_s=compile_s)
-        if key is not None:
-            self.executables.put(key, executable, compile_s)
+        self.recorder.add(**{"folds" if fold else "compiles": 1}, compile_s=compile_s)
         return executable
 
     def _graph_key(self, calls: CallGraph) -> Key | None:
@@ -158,8 +162,3 @@ class Pipeline:
         where = user_frame(node) or "an unknown line"
         text = "torch-mlir cannot lower a call of %s at %s: %s; %s; repro: %s"
         logger.warning(text, failure.op, where, failure.explanation, then, failure.repro)
-
-
-def _partitions(calls: CallGraph) -> int:
-    """The number of devices of a graph's program."""
-    return 1 if calls.sharding is None else calls.sharding.mesh.size

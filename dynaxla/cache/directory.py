@@ -20,6 +20,8 @@ from dynaxla.isolation.disk import TEMPORARY, make_folder
 _ABANDONED_NS = 3_600 * 10**9
 """How old a half-written file is when nobody can be at work on it."""
 
+_LOOK_S = 0.02
+"""How often it is looked whether a lock is free."""
 
 _KEPT_SHARE = 0.9
 """What is left of the bound, so that not every entry behind it costs a count."""
@@ -147,8 +149,8 @@ def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
     Args:
         keep: the entry that has just been written.
     """
-    with _alone(directory) as alone:
-        if not alone:
+    with hold(directory.lock, 0) as held:
+        if not held:
             return 0
         before = directory.journal.total()
         directory.remove_abandoned()
@@ -168,9 +170,12 @@ def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
 
 
 @contextmanager
-def _alone(directory: Directory) -> Iterator[bool]:
-    """Holds the directory's lock, if it is free; where files cannot be locked, two processes may remove more than is needed."""
-    lock = FileLock(directory.lock, timeout=0)
+def hold(path: Path, wait_s: float) -> Iterator[bool]:
+    """Holds a lock among all threads and processes, for which is waited so long; whether it is held.
+
+    It is free when its process ends, however that ends. Where files cannot be locked, everybody holds it.
+    """
+    lock = FileLock(path, timeout=wait_s, poll_interval=_LOOK_S)
     try:
         lock.acquire()
     except Timeout:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynaxla.cache.directory import Directory, make_room
+from dynaxla.cache.directory import Directory, hold, make_room
 from dynaxla.cache.entry import DamagedEntry, entry_name, pack, read_value
 from dynaxla.cache.key import Key
-from dynaxla.isolation.disk import CACHE_VARIABLE, OFF, cache_folders, replace_file
+from dynaxla.isolation.disk import CACHE_VARIABLE, OFF, TEMPORARY, cache_folders, replace_file
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.usage import CacheUse
 
@@ -116,6 +117,31 @@ class Store:
             self._keep_bound(path, size)
         return written
 
+    @contextmanager
+    def claim(self, kind: str, key: Key, wait_s: float) -> Iterator[bool]:
+        """Is held by who makes a value; others that want to make it wait until it is made; whether it is there.
+
+        Nobody waits for longer than `wait_s`, nor for a process that ended. Where the value is not there after all, those who
+        waited make it side by side.
+        """
+        path = self._own.entries / entry_name(kind, key)
+        lock = path.with_name(f".{path.name}{TEMPORARY}")
+        try:
+            self._own.make()
+            usable = not self._refused(self._own)
+        except OSError:
+            usable = False
+        if not usable:
+            yield False
+            return
+        with _hold_once(lock, 0) as held:
+            if held:
+                yield path.exists()
+        if not held:
+            with _hold_once(lock, wait_s):
+                pass
+            yield path.exists()
+
     def reject(self, kind: str, key: Key) -> None:
         """Says that what `get` gave is of no use to who understands it: it is removed, and was a miss."""
         self._own.remove(self._own.entries / entry_name(kind, key))
@@ -180,6 +206,18 @@ class Store:
         with self._lock:
             changed = {name: getattr(self._counters, name) + amount for name, amount in amounts.items()}
             self._counters = replace(self._counters, **changed)
+
+
+@contextmanager
+def _hold_once(lock: Path, wait_s: float) -> Iterator[bool]:
+    """As `hold`, and leaves no file: who waits for a lock makes it anew."""
+    with hold(lock, wait_s) as held:
+        try:
+            yield held
+        finally:
+            if held:
+                with suppress(OSError):
+                    lock.unlink()
 
 
 def open_store(max_bytes: int = MAX_BYTES) -> Store | None:

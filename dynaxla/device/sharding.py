@@ -97,24 +97,31 @@ def fully_shard(module: Module, mesh: Mesh, axis: str) -> Module:
     Raises:
         ShardingError: the mesh has no such axis.
     """
-    parts = mesh.count((axis,))
+    mesh.count((axis,))
 
     def choose(name: str, tensor: Tensor) -> Sharding:
         known = find_tensor_sharding(tensor)
-        dims = list((known if known is not None and known.mesh == mesh else replicate(mesh, tensor.dim())).dims)
-        if isinstance(tensor, nn.Parameter) and all(axis not in axes for axes in dims):
-            kept = Sharding(mesh, tuple(dims)).tile(tensor.shape)
-            free = [dim for dim, size in enumerate(kept) if size and size % parts == 0]
-            if free and parts > 1:
-                largest = max(free, key=kept.__getitem__)
-                dims[largest] = (*dims[largest], axis)
-        return Sharding(mesh, tuple(dims))
+        kept = known if known is not None and known.mesh == mesh else replicate(mesh, tensor.dim())
+        return split_largest(kept, tensor.shape, axis) if isinstance(tensor, nn.Parameter) else kept
 
     made = _shard_module(module, mesh, choose)
     devices = device_in_use().client.mesh_devices
     for parameter in module.parameters() if devices is not None else ():
         devices.gathered[parameter] = axis
     return made
+
+
+def split_largest(sharding: Sharding, shape: Sequence[int], axis: str) -> Sharding:
+    """The sharding with the largest dim that an axis divides split over it, too; unchanged where there is none, and where a dim
+    is split over it already."""
+    parts = sharding.mesh.count((axis,))
+    kept, dims = sharding.tile(shape), list(sharding.dims)
+    free = [dim for dim, size in enumerate(kept) if size and size % parts == 0]
+    if not free or parts == 1 or any(axis in axes for axes in dims):
+        return sharding
+    largest = max(free, key=kept.__getitem__)
+    dims[largest] = (*dims[largest], axis)
+    return Sharding(sharding.mesh, tuple(dims))
 
 
 def sharding(tensor: Tensor) -> Sharding | None:

@@ -9,11 +9,14 @@ from typing import Any, Protocol
 import jax
 import torch
 
+from dynaxla.cache.store import open_store
 from dynaxla.isolation.forking import new_lock
+from dynaxla.lowering.program_keys import module_key
 from dynaxla.ops import replica_collectives as collectives
 from dynaxla.ops.replica_collectives import Groups
 from dynaxla.options import Options
 from dynaxla.runtime.client import Buffer, Client, Executable
+from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.pjrt_clients import cpu_client
 from dynaxla.types import TensorSpec
 
@@ -46,6 +49,7 @@ class GroupPrograms:
         self._ranks = tuple(ranks)
         self._groups: Groups = (tuple(range(len(self._ranks))),)
         self._programs: dict[Hashable, Executable] = {}
+        self._stored = ExecutableCache(open_store())
         self._lock = new_lock()
 
     def run(
@@ -87,8 +91,14 @@ class GroupPrograms:
             results = [collective(x.reshape(-1)).reshape(shape) for x, shape in zip(operands, shapes, strict=True)]
             return [*results, collectives.make_work()]
 
-        module = lower_joint(collect, specs, self._ranks)
-        return self._memory.client.compile(module, Options().compile_limits)
+        module, client, options = lower_joint(collect, specs, self._ranks), self._memory.client, Options()
+        key = module_key(module, options, self._stored.environment(client)) if self._stored.active else None
+        return self._stored.share(
+            key,
+            lambda: None if key is None else self._stored.find(key, client),
+            lambda key: self._stored.compile(key, client, module, options.compile_limits)[0],
+            options.compile_timeout_s,
+        )
 
 
 def lower_joint(body: Body, specs: Sequence[TensorSpec], ranks: Sequence[int]) -> bytes:

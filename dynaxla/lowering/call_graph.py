@@ -129,6 +129,11 @@ class CallGraph:
     sharding: GraphSharding | None = None
 
     @property
+    def devices(self) -> int:
+        """How many devices compute it."""
+        return 1 if self.sharding is None else self.sharding.mesh.size
+
+    @property
     def listing(self) -> tuple[object, ...]:
         """The graph without its node handles, for comparison and hashing: graphs with equal listings compute the same."""
         numbers = {handle: number for number, handle in enumerate((*self.inputs, *self.calls))}

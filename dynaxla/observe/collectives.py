@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 KINDS = (
     "all-reduce",
@@ -25,12 +26,15 @@ _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$")
+_CALLED = re.compile(r"\b(?:body|calls|to_apply|\w+_computation)=%?([\w.\-]+)|\b\w+_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective instruction. Of one in a loop there is one, however often it runs.
+    """One collective instruction.
 
     Attributes:
         kind: one of `KINDS`.
@@ -38,16 +42,19 @@ class Collective:
         nbytes: bytes of the result on one device.
         groups: the devices, by number, that take part together; of a collective-permute pairs of source and target; empty:
             all of them.
+        runs: how often a run of the program runs it: in a loop as often as that, where XLA says how often it is, else once.
     """
 
     kind: str
     shape: str
     nbytes: int
     groups: Groups
+    runs: int = 1
 
     def __str__(self) -> str:
         among = f" among {len(self.groups[0])}" if self.groups and self.kind != "collective-permute" else ""
-        return f"{self.kind} {self.shape}, {self.nbytes} bytes{among}"
+        times = f", {self.runs} times" if self.runs > 1 else ""
+        return f"{self.kind} {self.shape}, {self.nbytes} bytes{among}{times}"
 
 
 def list_collectives(hlo_text: str) -> Sequence[Collective]:
@@ -69,29 +76,62 @@ def count_group(collective: Collective, devices: int) -> int:
 
 
 def count_sent_bytes(collective: Collective, devices: int) -> float:
-    """The bytes that each device sends at least, in a program for so many devices: those of a ring."""
-    group = count_group(collective, devices)
+    """The bytes that each device sends at least, in a program for so many devices: those of a ring, of all runs together."""
+    return collective.runs * collective.nbytes * _sent_share(collective.kind, count_group(collective, devices))
+
+
+def _sent_share(kind: str, group: int) -> float:
+    """What a device sends of a collective, as a share of its result's bytes."""
     others = (group - 1) / group
-    if collective.kind == "all-reduce":
-        return 2 * others * collective.nbytes
-    if collective.kind == "reduce-scatter":
-        return (group - 1) * collective.nbytes
-    return float(collective.nbytes) if collective.kind in _SENT_WHOLE else others * collective.nbytes
+    if kind == "all-reduce":
+        return 2 * others
+    if kind == "reduce-scatter":
+        return group - 1
+    return 1.0 if kind in _SENT_WHOLE else others
 
 
 _SENT_WHOLE = ("collective-permute", "collective-broadcast", "ragged-all-to-all")
 
 
 def _list(hlo_text: str) -> Iterator[Collective]:
-    for line in hlo_text.splitlines():
-        found = _RESULT.search(line)
-        if found is not None:
-            result, kind, start = found.groups()
-            arrays: Sequence[tuple[str, str]] = _ARRAY.findall(result)
-            if start and kind != "all-reduce" and len(arrays) > 1:
-                arrays = _started(arrays, kind)
-            shape = ", ".join(f"{dtype}[{sizes}]" for dtype, sizes in arrays)
-            yield Collective(kind, shape, sum(_count_bytes(*each) for each in arrays), _groups(line))
+    for module in re.split(r"^(?=HloModule )", hlo_text, flags=re.MULTILINE):
+        runs = _count_runs(module)
+        for computation, line in _instructions(module):
+            found = _RESULT.search(line)
+            if found is not None:
+                result, kind, start = found.groups()
+                arrays: Sequence[tuple[str, str]] = _ARRAY.findall(result)
+                if start and kind != "all-reduce" and len(arrays) > 1:
+                    arrays = _started(arrays, kind)
+                shape = ", ".join(f"{dtype}[{sizes}]" for dtype, sizes in arrays)
+                nbytes = sum(_count_bytes(*each) for each in arrays)
+                yield Collective(kind, shape, nbytes, _groups(line), runs(computation))
+
+
+def _instructions(module: str) -> Iterator[tuple[str, str]]:
+    """The lines of a module's text, each with the name of its computation."""
+    computation = ""
+    for line in module.splitlines():
+        begun = _COMPUTATION.match(line)
+        computation = computation if begun is None else begun[1]
+        yield computation, line
+
+
+def _count_runs(module: str) -> Callable[[str], int]:
+    """How often a computation of a module runs, by its name."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for caller, line in _instructions(module):
+        trips = _TRIPS.search(line)
+        times = int(trips[1]) if trips is not None else 1
+        for single, several in _CALLED.findall(line):
+            for name in re.findall(r"[\w.\-]+", single or several):
+                calls.setdefault(name, []).append((caller, times))
+
+    @cache
+    def count(name: str) -> int:
+        return sum(count(caller) * times for caller, times in calls.get(name, ())) if name in calls else 1
+
+    return count
 
 
 def _started(arrays: Sequence[tuple[str, str]], kind: str) -> Sequence[tuple[str, str]]:

@@ -60,7 +60,7 @@ def _sum_up(hlo_text: str) -> str:
     """The collectives of a program, those of one kind together; empty if it has none."""
     found: dict[str, list[int]] = {}
     for each in list_collectives(hlo_text):
-        found.setdefault(each.kind, []).append(each.nbytes)
+        found.setdefault(each.kind, []).extend([each.nbytes] * each.runs)
     return ", ".join(f"{len(sizes)} {kind} of {sum(sizes)} bytes" for kind, sizes in found.items())
 
 

@@ -156,7 +156,19 @@ def _primitives() -> dict[str, Callable[..., Any]]:
         "permute": (lambda shape, pairs: shape, _emit_permute),
         "replica_id": (lambda shape: shape, _emit_replica_id),
     }
-    return {name: xla.new_primitive(f"dynaxla_{name}", shape, emit) for name, (shape, emit) in made.items()}
+    return {
+        name: _unless_empty(shape, xla.new_primitive(f"dynaxla_{name}", shape, emit))
+        for name, (shape, emit) in made.items()
+    }
+
+
+def _unless_empty(shape: Callable[..., tuple[int, ...]], primitive: Callable[..., Any]) -> Callable[..., Any]:
+    """The primitive, which StableHLO refuses of no elements."""
+
+    def call(x: jax.Array, **parameters: Any) -> Any:
+        return primitive(x, **parameters) if x.size else jnp.zeros(shape(x.shape, **parameters), x.dtype)
+
+    return call
 
 
 def _matrix(groups: Groups) -> Any:

@@ -6,8 +6,9 @@
 A rule is a pattern of names (of parameters and buffers, and of arguments as `--bucket` names them) and a spec: for each dim an
 axis of the mesh, several joined by "+", or "-" for none; dims left out are not split. The first rule that matches counts, and
 what none matches is on every device. In the place of a spec, a style of transformers' plans ("colwise") is for the weights of
-a module of that name, and `tp_plan` alone stands for all rules of the model's own plan. Rules are separated by ";" or stand on
-lines of their own, also in a file; what follows "#" is left out.
+a module of that name, and `tp_plan` alone stands for all rules of the model's own plan. `fully_shard=AXIS` splits every
+parameter over an axis besides, as `dynaxla.fully_shard` does. Rules are separated by ";" or stand on lines of their own, also
+in a file; what follows "#" is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynaxla.device.sharding import ShardingPlan
+from dynaxla.device.sharding import ShardingPlan, split_largest
 from dynaxla.errors import OptionError, ShardingError
 from dynaxla.fx.permutations import find_row_major_order
 from dynaxla.mesh import Mesh, Sharding, Spec, replicate
@@ -31,6 +32,9 @@ Rules = Mapping[str, Spec | str]
 
 OWN_PLAN = "tp_plan"
 """Stands for the rules of a transformers model's own plan."""
+
+FULLY = "fully_shard"
+"""Stands for all parameters, each split along its largest dim and gathered for its use."""
 
 _HINT = "write PATTERN=SPEC, for instance '*.q_proj.weight=model,-' or 'input_ids=data'"
 
@@ -70,6 +74,8 @@ def parse_rules(text: str, mesh: Mesh, function: Callable[..., Any]) -> dict[str
             if not equals or not pattern.strip() or not spec.strip():
                 raise OptionError(f"{rule!r} is no rule of a sharding, and no file", _HINT)
             found[pattern.strip()] = _parse_spec(spec.strip(), mesh)
+            if pattern.strip() == FULLY and spec.strip() not in mesh.axes:
+                raise OptionError(f"{rule!r} names no axis of the mesh", f"one of {', '.join(mesh.axes)}")
     if not found:
         raise OptionError(f"{text!r} has no rule of a sharding", _HINT)
     return found
@@ -98,17 +104,23 @@ class MeshPlan:
 
     Attributes:
         rules: of the user's.
+        fully: the axis over which all parameters are split besides; None: there is none.
         chosen: what rules split, by the names of the tensors.
     """
 
     mesh: Mesh
     rules: ShardingPlan
+    fully: str | None = None
     chosen: dict[str, Sharding] = field(default_factory=dict)
     _placed: dict[int, tuple[torch.Tensor, Sharding]] = field(default_factory=dict)
+    _gathered: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, mesh: Mesh, rules: Rules) -> MeshPlan:
-        return cls(mesh, ShardingPlan(mesh, rules, mesh.axes[-1], set()))
+        others = {pattern: spec for pattern, spec in rules.items() if pattern != FULLY}
+        fully = rules.get(FULLY)
+        axis = fully if fully is None or isinstance(fully, str) else str(fully[0])
+        return cls(mesh, ShardingPlan(mesh, others, mesh.axes[-1], set()), axis)
 
     def place_module(self, module: nn.Module) -> None:
         """Shards the parameters and buffers of a module as the rules say.
@@ -139,8 +151,12 @@ class MeshPlan:
 
     def find_placement(self, inputs: Sequence[object]) -> InputPlacement:
         """Which inputs of a graph are on the mesh: weights, and arguments that rules split."""
-        placed = (isinstance(x, torch.Tensor) and x.requires_grad and memory_of(x) in self._placed for x in inputs)
-        return InputPlacement(tuple(placed))
+        memories = [memory_of(x) if isinstance(x, torch.Tensor) else None for x in inputs]
+        placed = (memory in self._placed and x.requires_grad for x, memory in zip(inputs, memories, strict=True))  # type: ignore[attr-defined]
+        gathered = {
+            place: self.fully for place, memory in enumerate(memories) if self.fully and memory in self._gathered
+        }
+        return InputPlacement(tuple(placed), gathered)
 
     def put(self, tensor: torch.Tensor, sharding: Sharding) -> None:
         """Notes how a tensor is sharded, by its memory."""
@@ -173,6 +189,9 @@ class MeshPlan:
 
     def _place(self, name: str, tensor: torch.Tensor) -> None:
         sharding = self.rules.choose(name, tensor)
+        if self.fully is not None and isinstance(tensor, nn.Parameter):
+            sharding = split_largest(sharding, tensor.shape, self.fully)
+            self._gathered.add(memory_of(tensor))
         if not sharding.is_replicated:  # else it may be sharded by another of its names
             self.chosen[name] = sharding
             self.put(tensor, sharding)

@@ -35,7 +35,7 @@ class ProgramReport:
         key: what it is found by.
         file: of the package, if there is one.
         devices: over how many devices it is partitioned; all figures are those of one device.
-        collectives: what it sends between devices, in a loop once.
+        collectives: what it sends between devices.
     """
 
     name: str
@@ -120,6 +120,7 @@ class ProgramReport:
                     "bytes": each.nbytes,
                     "devices": count_group(each, self.devices),
                     "count": count,
+                    "runs": each.runs,
                 }
                 for each, count in several.items()
             ],

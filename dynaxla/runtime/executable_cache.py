@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dynaxla.cache.entry import DamagedEntry, pack, unpack
@@ -13,11 +14,15 @@ from dynaxla.cache.kinds import EXECUTABLE, METADATA
 from dynaxla.cache.store import Store, open_store
 from dynaxla.errors import CompileError, CompileUnavailable, PackageError
 from dynaxla.observe.recorder import Recorder
+from dynaxla.options import Limits
 from dynaxla.runtime.client import Client, Executable
 from dynaxla.runtime.packaged_programs import PackagedPrograms, environment_of
 from dynaxla.torch_api.artifacts import carry, record
 
 logger = logging.getLogger("dynaxla")
+
+Find = Callable[[], Executable | None]
+Make = Callable[[Key | None], Executable]
 
 KIND = EXECUTABLE.name
 ARTIFACT = f"dynaxla_{KIND}"
@@ -81,8 +86,37 @@ class ExecutableCache:
             self.bundle.entries.put(KIND, key, serialized)
         return executable
 
-    def put(self, key: Key, executable: Executable, compile_s: float) -> None:
-        """Stores an executable, where its platform can serialize it."""
+    def share(self, key: Key | None, find: Find, make: Make, wait_s: float) -> Executable:
+        """Finds an executable, or makes it once for all processes that want it now: the others wait, and find it.
+
+        Args:
+            key: None: nothing is known by which others could find it.
+            find: looks for it on disk.
+            make: compiles and stores it under the key.
+            wait_s: nobody waits for longer.
+        """
+        found = find()
+        if found is not None or key is None or self.store is None:
+            return found or make(key)
+        with self.store.claim(KIND, key, wait_s) as is_there:
+            return (find() if is_there else None) or make(key)
+
+    def compile(
+        self, key: Key | None, client: Client, module: bytes, limits: Limits, partitions: int = 1
+    ) -> tuple[Executable, float]:
+        """Compiles a StableHLO module, and stores it under a key if its platform can serialize it; gives XLA's seconds, too.
+
+        Raises:
+            CompileError: see `Client.compile`.
+        """
+        started = time.perf_counter()
+        executable = client.compile(module, limits, partitions)
+        compile_s = time.perf_counter() - started
+        if key is not None:
+            self._put(key, executable, compile_s)
+        return executable, compile_s
+
+    def _put(self, key: Key, executable: Executable, compile_s: float) -> None:
         serialized = executable.serialize() if self.active else None
         if serialized is not None and self.bundle is not None:
             self.bundle.entries.put(KIND, key, serialized)

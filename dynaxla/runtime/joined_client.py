@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -141,6 +141,11 @@ class DeviceCpuClient(CpuClient):
     def make_run_error(self, error: Exception) -> DynaxlaError:
         own = super().make_run_error(error)
         return own if self.processes is None else self.processes.explain(own)
+
+    def identity(self) -> Mapping[str, str]:
+        """That of a client of this process alone: XLA's fingerprint has a process's number, on which no program depends."""
+        own = super().identity()
+        return own if self.processes is None else {**own, "fingerprint": xla.fingerprint(cpu_client().device)}
 
     def replicas(self, ranks: Sequence[int]) -> list[Any]:
         """The devices of these processes."""

@@ -124,3 +124,69 @@ def test_who_cannot_lock_goes_on(tmp_path: Path) -> None:
         assert store.counters().evicted == 0
     store.put("executable", _key(6), bytes(3000))
     assert sum(found.size for found in store._own.list_entries()) <= 10_000
+
+
+def _share(store: Store, makes: Path, wait_s: float = 60.0, seconds: float = 0.0) -> bytes:
+    """Reads a value, or makes it as one of several processes that want it."""
+    found = store.get("executable", _key(1))
+    if found is not None:
+        return found
+    with store.claim("executable", _key(1), wait_s) as is_there:
+        if is_there and (found := store.get("executable", _key(1))) is not None:
+            return found
+        with makes.open("a") as file:
+            file.write("m")
+        time.sleep(seconds)
+        store.put("executable", _key(1), _value(1))
+        return _value(1)
+
+
+def test_a_value_is_made_once(tmp_path: Path) -> None:
+    def check() -> None:
+        assert _share(Store(tmp_path), tmp_path / "makes", seconds=0.3) == _value(1)
+
+    children = [forked(check) for _ in range(8)]
+    assert [status_of(child) for child in children] == [0] * 8
+    assert (tmp_path / "makes").read_text() == "m"
+    assert not list((tmp_path / "entries").glob(".*")), "no lock is left"
+
+
+def test_nobody_waits_for_a_killed_process_nor_beyond_the_limit(tmp_path: Path) -> None:
+    def hold() -> None:
+        with Store(tmp_path).claim("executable", _key(1), 60.0):
+            (tmp_path / "held").touch()
+            time.sleep(600)
+
+    child = forked(hold)
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    with Store(tmp_path).claim("executable", _key(1), 0.1) as is_there:
+        assert not is_there  # the limit is over, and the other one is at it still
+    with Store(tmp_path).claim("executable", _key(2), 600.0) as is_there:
+        assert not is_there  # another value
+    os.kill(child, signal.SIGKILL)
+    status_of(child)
+    assert _share(Store(tmp_path), tmp_path / "makes", wait_s=600.0) == _value(1)
+
+
+def test_those_who_waited_in_vain_go_on_side_by_side(tmp_path: Path) -> None:
+    """Where the value cannot be kept, nobody waits twice."""
+
+    def fail() -> None:
+        with Store(tmp_path).claim("executable", _key(1), 60.0) as is_there:
+            (tmp_path / "held").touch()
+            assert not is_there
+            time.sleep(0.3)
+
+    def wait() -> None:
+        with Store(tmp_path).claim("executable", _key(1), 60.0) as is_there:
+            assert not is_there
+            (tmp_path / f"at it {os.getpid()}").touch()
+            while len(list(tmp_path.glob("at it*"))) < 3:
+                time.sleep(0.01)
+
+    first = forked(fail)
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    children = [first, *(forked(wait) for _ in range(3))]
+    assert [status_of(child) for child in children] == [0] * 4

@@ -93,6 +93,20 @@ def test_every_bucket_is_partitioned() -> None:
         compile_for_target(model, args, target="cpu", mesh=MESH, shard=RULES, buckets=["x:0=7,8"])
 
 
+def test_fully_sharded_parameters_are_gathered_for_use() -> None:
+    """Each is split along its largest dim that the axis divides, besides what rules split over another axis."""
+    model, args = net()
+    with torch.no_grad():
+        report = of_kind(
+            compile_for_target(model, args, target="cpu", mesh="data=4", shard="fully_shard=data; x=data"), "program"
+        )
+        both = compile_for_target(model, args, target="cpu", mesh=MESH, shard=f"fully_shard=data; {RULES}")
+    assert report.memory.arguments_bytes == 4 * (2 * 64 * 128 + 128 + 64 + 8 * 64) // 4
+    assert {each.kind for each in report.collectives} == {"all-gather"}
+    assert sum(each.nbytes for each in report.collectives) == 4 * (2 * 64 * 128 + 128 + 64)
+    assert of_kind(both, "program").memory.arguments_bytes == 4 * ((2 * 64 * 128 + 128) // 4 + 64 // 2 + 4 * 64)
+
+
 class Cache:
     def __init__(self, device: str = "cpu") -> None:
         self.layers = [torch.zeros(2, 4, 8, device=device)]
@@ -136,6 +150,7 @@ def test_tensors_within_an_object_have_names() -> None:
         ("data=2", "up.weight=model,-", ShardingError, "no axis 'model'"),
         ("data=2", "up=sideways", ShardingError, "'sideways' is not known"),
         ("data=3", "x=data", ShardingError, "3 devices"),
+        ("data=2", "fully_shard=model", OptionError, "names no axis of the mesh"),
     ],
 )
 def test_what_fits_no_mesh_is_told(mesh: str | None, shard: str, error: type[Exception], told: str) -> None:
@@ -218,10 +233,11 @@ dynaxla.use("cpu", devices=4)
 torch.manual_seed(0)
 x = torch.randn(8, 64)
 plan = {"up": "colwise", "down": "rowwise"}
-train = sys.argv[3] == "train"
+train, fully = sys.argv[3] == "train", sys.argv[4] == "fully"
+rules = "fully_shard=data; x=data" if fully else RULES
 if sys.argv[1] == "compile":
     factory = "tests.precompile.test_compile_for_mesh:net_on_devices"
-    given = ["--target=cpu", "--mesh=data=2,model=2", "--shard", RULES, "--out", sys.argv[2]]
+    given = ["--target=cpu", "--mesh=data=2,model=2", "--shard", rules, "--out", sys.argv[2]]
     assert main(["compile", factory, *given, *["--train"] * train]) == 0
 else:
     net = Net()
@@ -229,7 +245,7 @@ else:
         expected = net(x)
         wanted = torch.autograd.grad(expected.sum(), list(net.parameters())) if train else []
         mesh = dynaxla.make_mesh(MESH.shape, MESH.axes)
-        dynaxla.shard(net, mesh, plan)
+        dynaxla.fully_shard(net, mesh, "data") if fully else dynaxla.shard(net, mesh, plan)
         given = dynaxla.shard(x, mesh, ("data",))
         result = torch.compile(net, backend="dynaxla")(given)
         found = torch.autograd.grad(result.sum(), list(net.parameters())) if train else []
@@ -241,14 +257,15 @@ else:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("way", ["plan", "fully"])
 @pytest.mark.parametrize("train", [False, True])
-def test_a_live_mesh_finds_what_was_compiled_for_it(train: bool, tmp_path: Path) -> None:
+def test_a_live_mesh_finds_what_was_compiled_for_it(train: bool, way: str, tmp_path: Path) -> None:
     package = tmp_path / "package"
     kind = "train" if train else "infer"
     for step, cached in (("compile", tmp_path / "a"), ("run", package)):
         environ = {**os.environ, "DYNAXLA_CACHE_DIR": f":{cached}" if step == "run" else str(cached)}
         done = subprocess.run(
-            [sys.executable, "-c", ON_DEVICES, step, str(package), kind],
+            [sys.executable, "-c", ON_DEVICES, step, str(package), kind, way],
             env=environ,
             capture_output=True,
             text=True,

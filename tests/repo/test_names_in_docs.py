@@ -34,7 +34,6 @@ OF_OTHERS = {
     "OLD_CHECKOUT": "to be filled in",
     "cond_3": "an example of a numbered name",
     "SparseAdam": "torch",
-    "set_default_device": "torch",
     "external_data": "torch",
     "remove_tensorify_specialized_graphargs": "torch",
     "specialize_float": "torch",
