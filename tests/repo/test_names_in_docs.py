@@ -43,11 +43,16 @@ OF_OTHERS = {
     "QuantizedCache": "transformers",
     "OMP_WAIT_POLICY": "OpenMP",
     "JAX_PLATFORMS": "JAX",
-    "drop_last": "torch",
+    "DistributedSampler": "torch",
     **dict.fromkeys(
         "FSDPv2 MpDeviceLoader ShardingSpec SpmdFullyShardedDataParallel clear_sharding get_1d_mesh input_sharding "
         "mark_sharding mark_sharding_with_gradients mark_step metrics_report sync torch_xla "
-        "use_spmd visualize_tensor_sharding".split(),
+        "use_spmd visualize_tensor_sharding HybridMesh CheckpointManager ParallelLoader XlaFullyShardedDataParallel "
+        "apply_backward_optimization_barrier dcn_mesh_shape disable_manual_sharding enable_manual_sharding get_global_mesh "
+        "global_runtime_device_count ici_mesh_shape set_global_mesh REDUCE_SUM add_step_closure broadcast_master_param "
+        "collective_broadcast collective_permute concat_dimension get_local_ordinal get_ordinal global_ordinal init_method "
+        "is_master_ordinal local_ordinal mesh_reduce optimizer_step reduce_gradients scatter_dim shard_count split_count "
+        "split_dimension wait_device_ops xla_device xrt_world_size".split(),
         "PyTorch/XLA",
     ),
 }
