@@ -13,6 +13,7 @@ from dynaxla.bucket_policy.sizes import *  # noqa: F403
 from dynaxla.bucket_policy.sizes import __all__ as _policies
 
 if TYPE_CHECKING:
+    from dynaxla import distributed
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
     from dynaxla.custom_kernels.register import register_lowering
@@ -101,8 +102,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in (*_HOMES, "distributed"):
         raise AttributeError(f"module 'dynaxla' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "distributed":
+        return import_module("dynaxla.distributed")
     return getattr(import_module(_HOMES[name]), name)

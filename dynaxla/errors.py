@@ -29,7 +29,8 @@
     ├── PackageError                            DX500  a compiled function cannot be saved, or its saved form cannot be used
     ├── DistributedError (RuntimeError)          DX600  processes cannot compute together
     │   ├── ProcessLost                         DX610  a process ended, or did not come
-    │   └── ProgramsDiffer                      DX620  two processes wait for each other with different programs
+    │   ├── ProgramsDiffer                      DX620  two processes wait for each other with different programs
+    │   └── ValuesDiffer                        DX630  processes give different values for one tensor of a mesh
     └── ServingError                            DX700  a server did not serve a request
         ├── RequestRejected (ValueError)        DX710  the request is invalid and can never be served
         │   └── RequestTooLarge                 DX711  the request's size is above the largest served
@@ -298,8 +299,33 @@ class ProgramsDiffer(DistributedError):
 
     def __init__(self, rank: int, program: str, other: int, others: str) -> None:
         self.rank, self.other = rank, other
-        hint = "all processes must run the same programs, of the same sizes, in the same order"
+        hint = "all processes must run the same programs, of the same sizes, in the same order, and read split tensors together"
         super().__init__(f"rank {rank} waits with {program}, rank {other} with {others}", hint)
+
+    @classmethod
+    def among(cls, rank: int, other: int, count: int) -> Self:
+        """Of two processes that ran other programs, or sizes, by their `count`th."""
+        return cls(rank, "its programs", other, f"other programs, or sizes, among its first {count}")
+
+
+class ValuesDiffer(DistributedError):
+    """Attributes:
+    rank, other: two processes that gave other values for one tensor, seed or number.
+    """
+
+    id = "DX630"
+
+    def __init__(self, rank: int, other: int, which: str) -> None:
+        self.rank, self.other = rank, other
+        hint = (
+            "all processes give the same weights, seeds and numbers: torch.manual_seed with one number in all of them"
+        )
+        super().__init__(f"rank {rank} and rank {other} put other values on the mesh: {which}", hint)
+
+    @classmethod
+    def among(cls, rank: int, other: int, count: int) -> Self:
+        """Of two processes whose first `count` values are not the same."""
+        return cls(rank, other, f"among their first {count} tensors, seeds and numbers")
 
 
 class ServingError(DynaxlaError):

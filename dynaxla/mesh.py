@@ -16,11 +16,12 @@ Spec: TypeAlias = Sequence[str | tuple[str, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of devices with a name for each axis. The devices are the first ones of a client, row-major.
+    """A grid of devices with a name for each axis. The devices are the first ones of all processes, row-major.
 
     Attributes:
         shape: the devices along each axis.
         axes: the names of the axes.
+        is_local: whether they are the first ones of this process, which is one of several, and no other's.
         size: the number of devices.
 
     Raises:
@@ -29,6 +30,7 @@ class Mesh:
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
+    is_local: bool = False
     size: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,9 +74,14 @@ class Sharding:
     dims: tuple[tuple[str, ...], ...]
 
     @property
+    def parts(self) -> int:
+        """The number of parts that a tensor is cut into."""
+        return self.mesh.count([axis for dim in self.dims for axis in dim])
+
+    @property
     def is_replicated(self) -> bool:
         """Whether every device has the whole tensor."""
-        return self.mesh.count([axis for dim in self.dims for axis in dim]) == 1
+        return self.parts == 1
 
     @property
     def spec(self) -> tuple[str | tuple[str, ...] | None, ...]:

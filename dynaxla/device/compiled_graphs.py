@@ -21,7 +21,6 @@ from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, DeviceTensors
 from dynaxla.runtime.host_padding import PaddedShape, is_padded_view, pad, to_row_major
-from dynaxla.runtime.joined_client import DeviceCpuClient
 from dynaxla.runtime.joint_programs import JointExecutable
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import buffer_spec, upload, upload_readonly
@@ -102,8 +101,7 @@ class DeviceClient(DeviceTensors):
     def make_binder(self, weights: Sequence[int], held: PartWeights) -> DeviceBinder:
         """The binder of a part's arguments."""
         residency = DeviceResidency(self, self._memories, held)
-        joined = isinstance(self.client, DeviceCpuClient) and self.client.processes is not None
-        kind = JointBinder if joined else DeviceBinder
+        kind = DeviceBinder if self.client.peers is None else JointBinder
         return kind(self, weights, residency, self._memories, self._eager)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dynaxla.lowering.call_graph import mlir_mesh, mlir_sharding, mlir_type
+from dynaxla.lowering.call_graph import WORK, mark_joint, mlir_mesh, mlir_sharding, mlir_type
 from dynaxla.mesh import Sharding
 from dynaxla.options import Options
 from dynaxla.programs.program_cache import ProgramCache
@@ -105,9 +105,10 @@ class ShardedBufferCopies(BufferCopies):
     def __init__(self, client: PjrtClient, devices: MeshDevices) -> None:
         super().__init__(client)
         self._devices = devices
-        self._sharded: ProgramCache[tuple[TensorSpec, TensorSpec, Sharding], PjrtExecutable] = ProgramCache(
+        self._sharded: ProgramCache[tuple[TensorSpec, TensorSpec, Sharding, Sharding], PjrtExecutable] = ProgramCache(
             MOST_PROGRAMS
         )
+        devices.reshard_by = self.reshard
 
     def _moved(self, buffer: Buffer, sizes: Sequence[int]) -> Buffer:
         return self._run(buffer, sizes) if is_sharded(buffer) else super()._moved(buffer, sizes)
@@ -118,14 +119,29 @@ class ShardedBufferCopies(BufferCopies):
             return super()._run(buffer, sizes)
         spec = buffer_spec(buffer)
         made = replace(spec, shape=tuple(sizes))
-        program = self._sharded.get_or_make((spec, made, sharding), lambda: self._compile(spec, made, sharding))
+        return self._run_on_mesh(buffer, made, sharding, sharding.keep_divisible(made.shape), "a copy")
+
+    def reshard(self, buffer: Buffer, sharding: Sharding) -> Buffer:
+        """The same values, sharded otherwise over the same mesh; all processes that have the mesh take part."""
+        given = sharding_of(buffer)
+        assert given is not None
+        what = "reading a split tensor" if sharding.is_replicated else "resharding a tensor"
+        return self._run_on_mesh(buffer, buffer_spec(buffer), given, sharding, what)
+
+    def _run_on_mesh(self, buffer: Buffer, made: TensorSpec, given: Sharding, wanted: Sharding, what: str) -> Buffer:
+        spec = buffer_spec(buffer)
+        key = spec, made, given, wanted
+        program = self._sharded.get_or_make(key, lambda: self._compile(spec, made, (given, wanted), what))
         return program.run([buffer])[0]
 
-    def _compile(self, spec: TensorSpec, made: TensorSpec, sharding: Sharding) -> PjrtExecutable:
-        kept = sharding.keep_divisible(made.shape)
-        text = _program(spec, made, (sharding, kept))
-        program = self._client.compile(text, Options().compile_limits, sharding.mesh.size)
-        self._devices.set_results(program, [made], sharding.mesh)
+    def _compile(
+        self, spec: TensorSpec, made: TensorSpec, shardings: tuple[Sharding, Sharding], what: str
+    ) -> PjrtExecutable:
+        mesh = shardings[0].mesh
+        ranks = self._devices.ranks_of(mesh)
+        joint = mark_joint(ranks, what) if ranks else ""
+        program = self._client.compile(_program(spec, made, shardings, joint), Options().compile_limits, mesh.size)
+        self._devices.set_results(program, [made], mesh)
         return program
 
 
@@ -135,11 +151,14 @@ def make_copies(client: PjrtClient) -> BufferCopies:
     return BufferCopies(client) if devices is None else ShardedBufferCopies(client, devices)
 
 
-def _program(given: TensorSpec, made: TensorSpec, shardings: tuple[Sharding, Sharding] | None = None) -> bytes:
+def _program(
+    given: TensorSpec, made: TensorSpec, shardings: tuple[Sharding, Sharding] | None = None, joint: str = ""
+) -> bytes:
     """From an array to another: its corner, or it in a corner. Nothing is donated, so no result is a parameter's memory.
 
     Args:
         shardings: of the two, over one mesh.
+        joint: the line of a module of several processes (`mark_joint`).
     """
     value, result = mlir_type(given), mlir_type(made)
     mesh, placed = "", ("", "")
@@ -149,13 +168,15 @@ def _program(given: TensorSpec, made: TensorSpec, shardings: tuple[Sharding, Sha
     high = ", ".join(str(new - old) for old, new in zip(given.shape, made.shape, strict=True))
     none = ", ".join("0" for _ in given.shape)
     element = mlir_type(TensorSpec((), given.dtype))
+    work = (", tensor<ui32>", [WORK], ", %work") if joint else ("", [], "")
     lines = [
-        f"module {{ {mesh}",
-        f"  func.func public @main(%a: {value}{placed[0]}) -> ({result}{placed[1]}) {{",
+        f"{joint}\nmodule {{ {mesh}" if joint else f"module {{ {mesh}",
+        f"  func.func public @main(%arg0: {value}{placed[0]}) -> ({result}{placed[1]}{work[0]}) {{",
         f"  %zero = stablehlo.constant dense<{_zero(given.dtype)}> : {element}",
-        f"  %0 = stablehlo.pad %a, %zero, low = [{none}], high = [{high}], interior = [{none}]"
+        f"  %0 = stablehlo.pad %arg0, %zero, low = [{none}], high = [{high}], interior = [{none}]"
         f" : ({value}, {element}) -> {result}",
-        f"  return %0 : {result} }} }}",
+        *work[1],
+        f"  return %0{work[2]} : {result}{work[0]} }} }}",
     ]
     return "\n".join(lines).encode()
 

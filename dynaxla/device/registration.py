@@ -26,7 +26,8 @@ from dynaxla.errors import OptionError, TargetError
 from dynaxla.options import Options, check_device_mode
 from dynaxla.runtime.joined_client import DeviceCpuClient
 from dynaxla.runtime.mesh_devices import MeshDevices
-from dynaxla.runtime.pjrt_clients import CpuClient, PjrtClient, many_cpus
+from dynaxla.runtime.pjrt_clients import PjrtClient, many_cpus
+from dynaxla.runtime.process_set import joined_processes
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
@@ -68,9 +69,9 @@ class RegisteredDevice:
     kernels: DeviceKernels
 
     def count_devices(self) -> int:
-        """The number of devices that meshes can have."""
+        """The number of devices of this process that meshes can have."""
         devices = self.client.mesh_devices
-        return 1 if devices is None else len(devices.devices)
+        return 1 if devices is None else len(self.client.device.client.local_devices())
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ def use(platform: str | os.PathLike[str] | None = None, *, devices: int | None =
             no number.
 
     Raises:
+        DistributedError: processes have met (`dynaxla.distributed.initialize`), and the platform's client does not join them.
         OptionError: the process uses another platform, another number of devices, or another package's device.
         TargetError: the platform is not here, or has fewer devices.
     """
@@ -221,17 +223,20 @@ def _client(platform: str, devices: int | None) -> PjrtClient:
     Raises:
         TargetError: the platform is not here, or has not so many devices.
     """
-    client = connect(find_target(platform))
+    client, processes = connect(find_target(platform)), joined_processes()
     assert isinstance(client, PjrtClient)
     count = 1 if _names_one(platform) else len(client.list_devices())
-    if platform == "cpu" and (wanted := devices or count) > 1:
-        client, count = many_cpus(wanted), wanted  # graphs of host tensors keep theirs
+    if platform == "cpu":
+        count = devices or count
+        client = (
+            DeviceCpuClient() if processes is not None or count == 1 else many_cpus(count)
+        )  # the host's keep theirs
     if devices is not None and devices > count:
         raise TargetError(f"{platform} has {count} devices, not {devices}", "name no number of devices, or the CPU")
-    if count > 1:
+    if processes is not None:
+        client.join(processes, *((count,) if isinstance(client, DeviceCpuClient) else ()))
+    if count > 1 or (processes is not None and not _names_one(platform)):
         client.read_sharded_by(MeshDevices(client))
-    elif isinstance(client, CpuClient):
-        return DeviceCpuClient()
     return client
 
 

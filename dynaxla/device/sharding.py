@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dynaxla.custom_ops.constrain import CONSTRAIN, write_spec
 from dynaxla.device.op_call import locate_view
 from dynaxla.device.registration import RegisteredDevice, device_in_use, use
 from dynaxla.device.storage import DeviceStorage, find_sharding, storage_of
 from dynaxla.device.view_layout import memory_order
 from dynaxla.errors import ShardingError
 from dynaxla.fx.permutations import invert_permutation
-from dynaxla.mesh import Mesh, Sharding, Spec, parse_sharding, replicate
+from dynaxla.mesh import Mesh, Sharding, Spec, parse_dims, parse_sharding, replicate
 from dynaxla.ops.dtypes import XLA_DTYPES
-from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.mesh_devices import MeshDevices, sharding_of
+from dynaxla.runtime.mesh_devices import MeshDevices
+from dynaxla.runtime.transfers import buffer_spec
 from dynaxla.torch_api.modules import move_tensors
 from dynaxla.torch_api.private_device import get_attached_memory
 from dynaxla.types import DEVICE_TYPE, TensorSpec
@@ -31,25 +30,26 @@ Module = TypeVar("Module", bound=nn.Module)
 Plan = Mapping[str, Spec | str]
 
 
-def make_mesh(shape: Sequence[int], axes: Sequence[str]) -> Mesh:
-    """Makes a mesh of the first devices of the client of `torch.device("dynaxla")`, row-major.
+def make_mesh(shape: Sequence[int], axes: Sequence[str], *, local: bool = False) -> Mesh:
+    """Makes a mesh of the first devices of the client of `torch.device("dynaxla")`, row-major. After
+    `dynaxla.distributed.initialize` these are the devices of all processes, one process's after the other's.
 
     From then on, each program of the device is compiled for the shardings of its arguments.
 
     Args:
         shape: the devices along each axis: (2, 4).
         axes: the names of the axes: ("data", "model").
+        local: whether the devices are this process's alone.
 
     Raises:
-        ShardingError: there are fewer devices, or an axis has no size or name of its own.
+        ShardingError: there are fewer devices, or this process has none of them, or an axis has no size or name of its own.
     """
     use()
-    mesh = Mesh(tuple(shape), tuple(axes))
-    devices = device_in_use().client.mesh_devices
+    devices: MeshDevices | None = device_in_use().client.mesh_devices
     if devices is not None:
-        devices.check_mesh(mesh)
-        devices.in_use = True
-    elif mesh.size > 1:
+        return devices.make_mesh(tuple(shape), tuple(axes), local)
+    mesh = Mesh(tuple(shape), tuple(axes))
+    if mesh.size > 1:
         hint = "on the CPU: dynaxla.use('cpu', devices=8) where the program begins; else name no device number in dynaxla.use"
         raise ShardingError(f"the mesh {mesh} has {mesh.size} devices, and the process uses one", hint)
     return mesh
@@ -232,20 +232,39 @@ def place(tensor: Tensor, wanted: Sharding) -> Tensor:
     order = memory_order(tensor.stride())
     if not placed.is_whole or memory.spec.shape != tuple(tensor.shape[dim] for dim in order):
         raise ShardingError("a view of a part of a tensor is not sharded", "shard its clone, or the whole tensor")
-    held, sharding = device.eager.buffer_of(memory), wanted.permute(order)
-    known = sharding_of(held)
-    if devices.moves_by_program and known is not None and known != sharding and known.mesh == sharding.mesh:
-        held = _move(device, memory.spec, held, sharding)
-    memory.rebind(devices.reshard(held, sharding), made_by="dynaxla.shard")
+    buffer = devices.reshard(device.eager.buffer_of(memory), wanted.permute(order))
+    memory.rebind(buffer, made_by="dynaxla.shard")
     return tensor
 
 
-@torch.no_grad()
-def _move(device: RegisteredDevice, spec: TensorSpec, held: Buffer, wanted: Sharding) -> Buffer:
-    """A sharded array as a program gives it whose result is sharded so: its parts go from device to device. There is one
-    program for each shape, dtype and pair of shardings, as for any op."""
-    whole = device.memories.tensor(DeviceStorage(spec, held))
-    return storage_of(CONSTRAIN(whole, write_spec(wanted.dims))).buffer
+def place_rows(tensor: Tensor, mesh: Mesh, axes: str | tuple[str, ...]) -> tuple[Tensor, int | None]:
+    """A sharded copy of a tensor whose first dim is split over these axes; if several processes have the mesh, of the rows that
+    each of them gives.
+
+    Returns:
+        The copy; and if all processes are to give the same rows, their checksum for `note_values`.
+
+    Raises:
+        ShardingError: the axes do not divide the rows.
+    """
+    device = device_in_use()
+    devices: MeshDevices | None = device.client.mesh_devices
+    wanted = Sharding(mesh, parse_dims((axes,) if tensor.dim() else (), tensor.dim()))
+    if devices is None or not devices.ranks_of(mesh):
+        return place(tensor, parse_sharding(mesh, wanted.spec, tensor.shape)), None
+    array = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    buffer, checksum = devices.put_rows(array, wanted)
+    memory = DeviceStorage(buffer_spec(buffer), buffer)
+    memory.made_by = "a batch"
+    return device.memories.tensor(memory), checksum
+
+
+def note_values(mesh: Mesh, checksums: Sequence[int]) -> None:
+    """Has the processes of a mesh compare what each of them gave."""
+    devices: MeshDevices | None = device_in_use().client.mesh_devices
+    for checksum in checksums:
+        assert devices is not None
+        devices.note_value(mesh, checksum)
 
 
 def _put(device: RegisteredDevice, devices: MeshDevices, host: Tensor, wanted: Sharding) -> Tensor:

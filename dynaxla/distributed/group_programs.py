@@ -11,6 +11,7 @@ import torch
 
 from dynaxla.cache.store import open_store
 from dynaxla.isolation.forking import new_lock
+from dynaxla.lowering.call_graph import mark_joint
 from dynaxla.lowering.program_keys import module_key
 from dynaxla.ops import replica_collectives as collectives
 from dynaxla.ops.replica_collectives import Groups
@@ -108,9 +109,4 @@ def lower_joint(body: Body, specs: Sequence[TensorSpec], ranks: Sequence[int]) -
     operands = [jax.ShapeDtypeStruct(spec.shape, JNP_DTYPES[spec.dtype]) for spec in specs]
     with jax.enable_x64(True), jax.default_device(cpu_client().device):
         text = str(jax.jit(body, keep_unused=True).lower(*operands).compiler_ir("stablehlo"))
-    return mark_joint(text, ranks)
-
-
-def mark_joint(text: str, ranks: Sequence[int]) -> bytes:
-    """A module's text with the processes that run it, as `runtime.xla.processes_of` reads them."""
-    return f"// joint {','.join(map(str, ranks))}\n{text}".encode()
+    return f"{mark_joint(tuple(ranks))}\n{text}".encode()

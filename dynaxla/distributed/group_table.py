@@ -13,7 +13,6 @@ from functools import cache
 
 from dynaxla.isolation.forking import new_lock
 from dynaxla.ops.replica_collectives import Groups
-from dynaxla.runtime.peer_signals import SharedStore
 from dynaxla.runtime.process_set import ProcessSet
 
 
@@ -41,15 +40,14 @@ class GroupTable:
     def __init__(self) -> None:
         self._own: list[tuple[str, tuple[int, ...]]] = []
         self._processes: ProcessSet | None = None
-        self._store: SharedStore | None = None
         self._lock = new_lock()
 
-    def add(self, name: str, ranks: Sequence[int], processes: ProcessSet, store: SharedStore) -> None:
+    def add(self, name: str, ranks: Sequence[int], processes: ProcessSet) -> None:
         """Tells the others of a group that this process takes part in."""
         with self._lock:
-            store.set(f"groups/{processes.rank}/{len(self._own)}", json.dumps(list(ranks)))
+            processes.store.set(f"groups/{processes.rank}/{len(self._own)}", json.dumps(list(ranks)))
             self._own.append((name, tuple(ranks)))
-            self._processes, self._store = processes, store
+            self._processes = processes
 
     def find_partition(self, names: Sequence[str]) -> GroupPartition | None:
         """The processes that compute together in these groups of this process's, and their groups.
@@ -79,12 +77,10 @@ class GroupTable:
         return GroupPartition(ordered, made) if is_one else None
 
     def _group_of(self, rank: int, place: int) -> tuple[int, ...]:
-        store = self._store
         assert self._processes is not None
-        assert store is not None
         if rank == self._processes.rank:
             return self._own[place][1]
-        key = f"groups/{rank}/{place}"
+        key, store = f"groups/{rank}/{place}", self._processes.store
         self._processes.wait_until(lambda: store.check([key]))
         return tuple(json.loads(store.get(key)))
 

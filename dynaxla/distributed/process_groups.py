@@ -6,11 +6,12 @@ from typing import Any
 
 from dynaxla.distributed.group_programs import DeviceMemory
 from dynaxla.distributed.group_table import group_table
+from dynaxla.distributed.job import meet_in_store
 from dynaxla.distributed.process_group import DeviceProcessGroup
 from dynaxla.errors import DistributedError
 from dynaxla.runtime.joined_client import DeviceCpuClient
-from dynaxla.runtime.process_set import ProcessSet, find_own_address, meet_processes
-from dynaxla.torch_api.c10d import host_of_store, make_gloo_group, prefix_store
+from dynaxla.runtime.process_set import ProcessSet, joined_processes
+from dynaxla.torch_api.c10d import make_gloo_group, prefix_store
 
 
 class ProcessGroupMaker:
@@ -22,8 +23,6 @@ class ProcessGroupMaker:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._processes: ProcessSet | None = None
-        self._store: Any = None
 
     def make(self, options: Any, backend_options: Any) -> DeviceProcessGroup:
         """The group that torch.distributed describes.
@@ -34,19 +33,19 @@ class ProcessGroupMaker:
         rank, size = options.group_rank, options.group_size
         ranks = list(options.global_ranks_in_group) or list(range(size))
         processes = self._meet(options)
-        group_table().add(options.group_id, ranks, processes, self._store)
+        group_table().add(options.group_id, ranks, processes)
         host = make_gloo_group(prefix_store("host", options.store), rank, size, options.timeout)
         return DeviceProcessGroup(options.store, rank, host, ranks, self._memory, processes)
 
     def _meet(self, options: Any) -> ProcessSet:
-        is_all, known = not options.global_ranks_in_group, self._processes
+        is_all, known = not options.global_ranks_in_group, joined_processes()
         if known is None and not is_all:
             raise DistributedError(
                 "the first group of the device is not that of all processes",
                 'call init_process_group("cpu:gloo,dynaxla:dynaxla")',
             )
         if known is None:
-            known = self._processes = self._join(options)
+            known = self._join(options)
         elif is_all and (known.rank, known.size) != (options.group_rank, options.group_size):
             raise DistributedError(
                 f"this process is rank {known.rank} of {known.size}, not {options.group_rank} of {options.group_size}",
@@ -59,20 +58,10 @@ class ProcessGroupMaker:
         client = self._memory.client
         if not isinstance(client, DeviceCpuClient):
             raise DistributedError(
-                f"processes of {client.platform} devices cannot meet",
-                "PJRT's CPU client joins those of other processes",
+                f"the {client.platform} client was made before the processes met, and knows no other process",
+                "call dynaxla.distributed.initialize() before dynaxla.use()",
             )
         client.check_unused()
-        store = self._store = prefix_store("processes", options.store)
-        own = find_own_address(host_of_store(options.store))
-        seconds = options.timeout.total_seconds()
-        processes = meet_processes(
-            options.group_rank,
-            options.group_size,
-            own,
-            lambda address: store.set("coordinator", address),
-            lambda: store.get("coordinator").decode(),
-            seconds,
-        )
-        client.join(processes, store, own, seconds)
+        processes = meet_in_store(options.store, options.group_rank, options.group_size, options.timeout)
+        client.join(processes)
         return processes

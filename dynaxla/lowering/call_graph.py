@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
+from dynaxla.custom_ops.process_collectives import find_ranks
 from dynaxla.errors import LoweringError
 from dynaxla.mesh import Mesh, Sharding
 from dynaxla.torch_api.overloads import OpOverload, stable_name
@@ -101,11 +102,13 @@ class GraphSharding:
         mesh: the mesh.
         inputs: the sharding of each input.
         results: the sharding of each result; None: XLA chooses.
+        ranks: the processes that have the mesh, if they are several.
     """
 
     mesh: Mesh
     inputs: tuple[Sharding, ...]
     results: tuple[Sharding | None, ...]
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,12 @@ class CallGraph:
             *([tuple(self.donated.items())] if self.donated else []),
             *([self.sharding] if self.sharding is not None else []),
         )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes that run the program together; none: it is a program of this one alone."""
+        found = {find_ranks(call.target, call.arguments) for call, _ in self.distinct.values()} - {None}
+        return next((tuple(ranks) for ranks in found if ranks), () if self.sharding is None else self.sharding.ranks)
 
     @property
     def result_specs(self) -> list[TensorSpec]:
@@ -203,6 +212,26 @@ def mlir_mesh(mesh: Mesh) -> str:
     """The MLIR text that declares a module's mesh."""
     axes = ", ".join(f'"{axis}"={size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True))
     return f"  sdy.mesh @mesh = <[{axes}]>"
+
+
+WORK = """\
+    %work0 = stablehlo.replica_id : tensor<ui32>
+    %work1 = stablehlo.broadcast_in_dim %work0, dims = [] : (tensor<ui32>) -> tensor<4096xui32>
+    %work2 = stablehlo.iota dim = 0 : tensor<4096xui32>
+    %work3 = stablehlo.xor %work1, %work2 : tensor<4096xui32>
+    %work4 = stablehlo.constant dense<0> : tensor<ui32>
+    %work = stablehlo.reduce(%work3 init: %work4) applies stablehlo.maximum across dimensions = [0] \
+: (tensor<4096xui32>, tensor<ui32>) -> tensor<ui32>"""
+"""A microsecond of work, the last result of a module of several processes (`runtime.joint_programs.JointExecutable`)."""
+
+
+def mark_joint(ranks: tuple[int, ...], name: str = "") -> str:
+    """The line that a module of several processes begins with (`runtime.xla.processes_of`).
+
+    Args:
+        name: of the program in errors.
+    """
+    return f"// joint {','.join(map(str, ranks))}{name and ' '}{name}"
 
 
 def _types(specs: tuple[TensorSpec, ...]) -> str:

@@ -14,23 +14,22 @@ from dataclasses import dataclass
 import torch
 
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, IN_REGION, UNSHARD, read_spec
-from dynaxla.custom_ops.process_collectives import find_ranks
 from dynaxla.errors import ShardingError
-from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall, Value, mlir_mesh, mlir_sharding, mlir_type
+from dynaxla.lowering.call_graph import (
+    WORK,
+    CallGraph,
+    Handle,
+    OpCall,
+    Value,
+    mark_joint,
+    mlir_mesh,
+    mlir_sharding,
+    mlir_type,
+)
 from dynaxla.lowering.locations import define_locations
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
 from dynaxla.types import TensorSpec
-
-WORK = """\
-    %work0 = stablehlo.replica_id : tensor<ui32>
-    %work1 = stablehlo.broadcast_in_dim %work0, dims = [] : (tensor<ui32>) -> tensor<4096xui32>
-    %work2 = stablehlo.iota dim = 0 : tensor<4096xui32>
-    %work3 = stablehlo.xor %work1, %work2 : tensor<4096xui32>
-    %work4 = stablehlo.constant dense<0> : tensor<ui32>
-    %work = stablehlo.reduce(%work3 init: %work4) applies stablehlo.maximum across dimensions = [0] \
-: (tensor<4096xui32>, tensor<ui32>) -> tensor<ui32>"""
-"""A microsecond of work, the last result of a module of several processes (`runtime.joint_programs.JointExecutable`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
         lines.append(f"    {assigned}func.call @{name}({given}) : {call.type} loc(#call{number})")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
     results = [(names[value], mlir_type(spec)) for value, spec in zip(graph.results, graph.result_specs, strict=True)]
-    head, joint = _results(graph), _joint(graph)
+    head, joint = _results(graph), [mark_joint(ranks)] if (ranks := graph.ranks) else []
     if joint:
         lines.append(WORK)
         results.append(("%work", "tensor<ui32>"))
@@ -101,12 +100,6 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
     declared = [] if mesh is None else [mlir_mesh(mesh)]
     program = "\n".join([*joint, _head(mesh), *declared, main, *called.values(), "}", ""])
     return LinkedModule(program, define_locations(graph), function)
-
-
-def _joint(graph: CallGraph) -> list[str]:
-    """The comment that says which processes run the module together (`runtime.xla.processes_of`), where several do."""
-    found = {find_ranks(call.target, call.arguments) for call, _ in graph.distinct.values()} - {None}
-    return [f"// joint {','.join(map(str, ranks))}" for ranks in found if ranks]
 
 
 def _head(mesh: Mesh | None) -> str:

@@ -22,6 +22,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.executable_info import MemoryUse
+from dynaxla.runtime.joint_programs import JointExecutable
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.runtime.mesh_devices import MeshDevices, sharding_of
 from dynaxla.types import TensorSpec
@@ -256,7 +257,9 @@ class ShardedProgram:
         self, graph: CallGraph, mesh: Mesh, inputs: tuple[Sharding, ...], results: Sequence[Sharding | None]
     ) -> tuple[PjrtExecutable, list[int]]:
         """The program, and which of its results have shardings that no spec describes."""
-        executable = self._compile(replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results))))
+        executable = self._compile(
+            replace(graph, sharding=GraphSharding(mesh, inputs, tuple(results), self._devices.ranks_of(mesh)))
+        )
         assert isinstance(executable, PjrtExecutable)
         return executable, self._devices.set_results(executable, graph.result_specs, mesh)
 
@@ -306,6 +309,8 @@ def compile_for_devices(
     if devices is None:
         return pipeline.compile(graph, spent, fold=fold)
     calls = pipeline.list_calls(graph)
+    if calls.ranks:  # of process groups, whose tensors are on one device of each process
+        return pipeline.compile_calls(calls, spent, fold=fold)
     plain = None
     if devices.in_use:
         pipeline.make_lowering().functions(calls)
@@ -329,7 +334,7 @@ def make_shardable(
         kept: see `ShardedProgram`.
     """
     devices = pipeline.client.mesh_devices
-    if devices is None:
+    if devices is None or isinstance(plain, JointExecutable):
         return plain
     return ShardedProgram(pipeline, devices, lambda: pipeline.list_calls(find_graph()), fold, plain, kept)
 

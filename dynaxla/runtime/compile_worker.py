@@ -18,7 +18,8 @@ from dynaxla.isolation.children import (
 from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.isolation.pool import ChildPool
 from dynaxla.options import Limits
-from dynaxla.runtime.xla import CompileRejected, ModuleRequest, SerializedExecutable, compile_module
+from dynaxla.runtime.executable_info import CompileRejected, ModuleRequest, SerializedExecutable
+from dynaxla.runtime.xla import compile_module
 
 
 class CompileWorker:

@@ -1,4 +1,7 @@
-"""Text, memory use and cost of a PJRT executable. Imports no torch, as the compiling child processes use it."""
+"""Text, memory use and cost of a PJRT executable, and what a compiling child process is asked and answers.
+
+Imports no torch, as these processes use it.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,40 @@ class MemoryUse:
     @property
     def total_bytes(self) -> int:
         return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes + self.code_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SerializedExecutable:
+    """A compiled program.
+
+    Attributes:
+        executable: serialized for the embedded CPU client; None if XLA compiles the program but cannot serialize it.
+    """
+
+    executable: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRejected:
+    """A program that XLA refused.
+
+    Attributes:
+        message: XLA's error message.
+    """
+
+    message: str
+
+
+class ModuleRequest(NamedTuple):
+    """What the child process compiles.
+
+    Attributes:
+        module: StableHLO (bytecode or text).
+        partitions: the number of devices over which it is partitioned.
+    """
+
+    module: bytes
+    partitions: int = 1
 
 
 class PjrtCompiled:

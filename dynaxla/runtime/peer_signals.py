@@ -10,7 +10,6 @@ import time
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dynaxla.errors import ProcessLost
 from dynaxla.runtime.process_set import LOST_AFTER_S, ProcessSet
@@ -25,22 +24,12 @@ LEFT = b"left"
 """What a process says that ends."""
 
 
-class SharedStore(Protocol):
-    """What all processes read and write: torch.distributed's."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-
 class Heartbeats:
     """Tells the others that this process is alive, and hears the next one: each process is heard by one."""
 
-    def __init__(self, processes: ProcessSet, store: SharedStore) -> None:
+    def __init__(self, processes: ProcessSet) -> None:
         self._processes = processes
-        self._store = store
+        self._store = processes.store
         self._beat = 0
         self._heard: tuple[int, bytes, float] = (-1, b"", 0.0)
 
@@ -62,11 +51,11 @@ class Heartbeats:
 
 @dataclass(slots=True)
 class RunOrder:
-    """The runs of one set of processes, in this process.
+    """What one set of processes does together, as this one does it: programs that run, or values that are put on a mesh.
 
     Attributes:
-        count: the number of runs.
-        checksum: of their programs, in order.
+        count: how many.
+        checksum: of all of them, in order.
     """
 
     count: int = 0
@@ -75,7 +64,7 @@ class RunOrder:
     _told: int = 0
 
     def add(self, digest: str) -> None:
-        """Adds a run of a program."""
+        """Adds a program or a value."""
         self.count += 1
         self.checksum = zlib.crc32(digest.encode(), self.checksum)
         if self.count % EVERY == 0:

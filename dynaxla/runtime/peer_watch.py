@@ -6,21 +6,22 @@ would wait for ever: both raise.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from dynaxla.errors import DistributedError, ProcessLost, ProgramsDiffer
+from dynaxla.errors import DistributedError, ProcessLost, ProgramsDiffer, ValuesDiffer
 from dynaxla.isolation.forking import new_lock
 from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.peer_signals import LEFT, Heartbeats, RunOrder, SharedStore
+from dynaxla.runtime.peer_signals import LEFT, Heartbeats, RunOrder
 from dynaxla.runtime.process_set import ProcessSet
 
 SLOW_S = 2.0
@@ -31,6 +32,9 @@ TICK_S = 0.5
 
 LONGEST_END_S = 30.0
 """So long a process waits for the others at its end."""
+
+_SHORTEST_END_S = 4 * TICK_S
+"""After a failure: in which others that are alive say so more than once."""
 
 _POLL_S = 0.01
 
@@ -84,23 +88,24 @@ class PeerWatch:
 
     Args:
         processes: is told of what is found.
-        store: of all of these processes.
-        timeout_s: after so long without the others, a process raises.
     """
 
-    def __init__(self, processes: ProcessSet, store: SharedStore, timeout_s: float) -> None:
+    def __init__(self, processes: ProcessSet) -> None:
         self._processes = processes
-        self._store = store
-        self._timeout_s = timeout_s
-        self._is_over = False
+        self._store = processes.store
+        self._timeout_s = processes.timeout_s
+        self._over = threading.Event()
+        self._meetings = 0
         self._agreed: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._orders: dict[tuple[int, ...], RunOrder] = {}
+        self._orders: dict[tuple[str, tuple[int, ...]], RunOrder] = {}
         self._runs: deque[_Run] = deque()
         self._lock = new_lock()
         processes.find_reason = partial(self._quietly, partial(self._check_left, "a program", range(processes.size)))
         self._thread = threading.Thread(target=self._watch, name="dynaxla peers", daemon=True)
         self._thread.start()
+        processes.watch = self
+        atexit.register(self.leave)
 
     def begin(self, program: JointProgram) -> None:
         """Is called before each run. At the first one of a program, waits until all its processes have it.
@@ -119,7 +124,7 @@ class PeerWatch:
         """Is called after each run was submitted, with one of its results."""
         with self._lock:
             self._counts[program.digest] += 1
-            self._orders.setdefault(program.ranks, RunOrder()).add(program.digest)
+            self._add("programs", program.ranks, program.digest)
             count = self._counts[program.digest]
             wait = _Wait(program.digest, program.what, program.ranks, count)
             while self._runs and _is_done(self._runs[0].result):
@@ -129,30 +134,85 @@ class PeerWatch:
     def note_sizes(self, program: JointProgram, sizes: tuple[int, ...]) -> None:
         """Adds the true sizes of a run to what the processes compare."""
         with self._lock:
-            self._orders.setdefault(program.ranks, RunOrder()).add(repr(sizes))
+            self._add("programs", program.ranks, repr(sizes))
+
+    def note_value(self, ranks: tuple[int, ...], checksum: int) -> None:
+        """Adds a value that each of these processes has put on a mesh to what they compare."""
+        with self._lock:
+            self._add("values", ranks, str(checksum))
+
+    def _add(self, what: str, ranks: tuple[int, ...], text: str) -> None:
+        self._orders.setdefault((what, ranks), RunOrder()).add(text)
+
+    def meet(self) -> None:
+        """Waits until all processes have called it as often as this one.
+
+        Raises:
+            ProcessLost: a process has ended, or did not come in time.
+        """
+        self._meetings += 1
+        name, until = f"met/{self._meetings}", time.monotonic() + self._timeout_s
+        self._ask(lambda: self._store.set(f"{name}/{self._processes.rank}", "1"))
+        for rank in range(self._processes.size):
+            while True:
+                has_left = self._ask(partial(self._find_left, [rank]))
+                if self._ask(partial(self._store.check, [f"{name}/{rank}"])):
+                    break
+                self._processes.check()
+                if has_left or time.monotonic() > until:
+                    raise ProcessLost((rank,), f"it did not come where all meet, within {self._timeout_s:g} s")
+                time.sleep(10 * _POLL_S)
 
     def leave(self) -> None:
         """Tells the others that this process ends, and waits a while for them: the service ends with the process that has it,
-        and JAX's clients that are still connected end theirs."""
-        self._is_over = True
-        others = {rank for rank in range(self._processes.size) if rank != self._processes.rank}
-        until = time.monotonic() + LONGEST_END_S
+        and JAX's clients that are still connected end theirs. So the one that has it waits as long as another is alive."""
+        self._over.set()
+        self._thread.join()  # else it may say that this process is alive after it has left
+        before, has_service = self._processes.failure, self._processes.service is not None
         try:
             self._store.set(f"alive/{self._processes.rank}", LEFT.decode())
-            while self._processes.failure is None and time.monotonic() < until:
-                if others <= self._find_left(sorted(others)):
-                    self._processes.disconnect()
-                    break
-                time.sleep(_POLL_S)
+            if before is None:
+                self._wait_for_ends(self._find_left, LONGEST_END_S)
+                self._compare_orders()
+            if has_service:  # JAX ends a process whose client is connected when the service ends
+                self._wait_for_ends(self._find_gone, LONGEST_END_S if before is None else _SHORTEST_END_S)
+                time.sleep(TICK_S)
+            self._store.set(f"gone/{self._processes.rank}", "1")
+            self._processes.disconnect()
         except RuntimeError as error:
             logger.warning("the processes did not end together: %s", error)
+        if before is None and isinstance(self._processes.failure, ProgramsDiffer | ValuesDiffer):
+            logger.error("what was computed is wrong: %s", self._processes.failure)
+
+    def _wait_for_ends(self, find_ended: Callable[[Sequence[int]], set[int]], patience_s: float) -> None:
+        """Waits until all others have ended, or nothing was heard of them for so long.
+
+        Raises:
+            ProcessLost: they have not ended.
+        """
+        others, heard = [rank for rank in range(self._processes.size) if rank != self._processes.rank], list[bytes]()
+        began = time.monotonic()
+        until = began + patience_s
+        while staying := sorted(set(others) - find_ended(others)):
+            beats = [self._store.get(f"alive/{rank}") for rank in staying if self._store.check([f"alive/{rank}"])]
+            may_last = self._processes.failure is None or time.monotonic() - began < LONGEST_END_S
+            if self._processes.service is not None and beats != heard and may_last:
+                heard, until = beats, time.monotonic() + patience_s
+            if time.monotonic() > until:
+                raise ProcessLost(tuple(staying), f"it has not ended {patience_s:g} s after this process")
+            time.sleep(_POLL_S)
+
+    def _find_gone(self, ranks: Sequence[int]) -> set[int]:
+        """Those that are not connected any more."""
+        return {rank for rank in ranks if self._store.check([f"gone/{rank}"])}
 
     def _find_left(self, ranks: Sequence[int]) -> set[int]:
         told = [rank for rank in ranks if self._store.check([f"alive/{rank}"])]
         return {rank for rank in told if self._store.get(f"alive/{rank}") == LEFT}
 
     def _check_left(self, what: str, ranks: Sequence[int]) -> None:
-        """
+        """Looks whether one of these processes has ended.
+
         Raises:
             ProcessLost: a process that a run waits for has ended.
         """
@@ -235,8 +295,8 @@ class PeerWatch:
 
     def _watch(self) -> None:
         """In a thread of its own: tells the others that this process is alive, hears them, and looks into slow runs."""
-        beats, said = Heartbeats(self._processes, self._store), False
-        while self._processes.failure is None and not self._is_over:
+        beats, said = Heartbeats(self._processes), False
+        while self._processes.failure is None and not self._over.is_set():
             self._quietly(partial(self._ask, beats.beat))
             self._quietly(self._hear_failure)
             self._quietly(self._compare_orders)
@@ -250,14 +310,14 @@ class PeerWatch:
             elif run is not None and time.monotonic() - run.began > SLOW_S:
                 self._quietly(partial(self._look_into, run))
                 said = True
-            time.sleep(TICK_S)
+            self._over.wait(TICK_S)
 
     def _compare_orders(self) -> None:
         """With the next process of each set, so that all are compared."""
         with self._lock:
             orders = list(self._orders.items())
-        for ranks, order in orders:
-            name, me = "-".join(map(str, ranks)), self._processes.rank
+        for (what, ranks), order in orders:
+            name, me = f"{what}/{'-'.join(map(str, ranks))}", self._processes.rank
             with self._lock:
                 news = order.take_news()
             if news is not None:
@@ -270,8 +330,7 @@ class PeerWatch:
             with self._lock:
                 count = order.differs(told)
             if count is not None:
-                what = f"other programs, or sizes, among its first {count}"
-                self._say_failure(ProgramsDiffer(me, "its programs", other, what))
+                self._say_failure((ProgramsDiffer if what == "programs" else ValuesDiffer).among(me, other, count))
 
     def _quietly(self, work: Any) -> None:
         try:

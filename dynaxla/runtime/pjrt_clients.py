@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -19,7 +19,10 @@ from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compile_worker import CompileWorker
+from dynaxla.runtime.joint_programs import JointExecutable, Peers, add_header, describe_module, split_header
 from dynaxla.runtime.loaded_executables import MmapLimit, PjrtExecutable, compress_executable
+from dynaxla.runtime.peer_watch import JointProgram
+from dynaxla.runtime.process_set import ProcessSet
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 CORES_PER_COMPILE = 2
@@ -40,10 +43,12 @@ class PjrtClient:
         shares_host_memory: whether its buffers are in host memory, so that a torch CPU tensor converts to a buffer and back
             without a copy. Else data is copied both ways.
         mesh_devices: by which programs are sharded, see `mesh_devices.MeshDevices`; None: they are not.
+        peers: the processes that programs run with; None: this one is alone.
     """
 
     shares_host_memory = False
     mesh_devices: Any = None
+    peers: Peers | None = None
 
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
@@ -68,8 +73,21 @@ class PjrtClient:
         return self._device
 
     def list_devices(self, partitions: int | None = None) -> Sequence[Any]:
-        """PJRT's devices of a program: this client's one, or the first ones of the process; all of them for None."""
-        return (self.device,) if partitions == 1 else tuple(self.device.client.local_devices()[:partitions])
+        """PJRT's devices of a program: this client's one, or the first ones of the process; for None all that there are, those
+        of joined processes included."""
+        if partitions == 1:
+            return (self.device,)
+        if partitions is None and self.peers is not None:
+            return self.peers.devices
+        return tuple(self.device.client.local_devices()[:partitions])
+
+    def join(self, processes: ProcessSet) -> None:
+        """Has programs run with those of other processes, whose devices PJRT's client knows; each of them calls this.
+
+        Raises:
+            DistributedError: it does not know them.
+        """
+        self.peers = Peers(processes, self.device.client)
 
     def after_fork(self) -> None:
         keep_alive(self._client)
@@ -98,11 +116,30 @@ class PjrtClient:
             CompileError: XLA's compiler refused the module.
             ForkError: the device belongs to the parent process.
         """
-        return PjrtExecutable(partial(self._compile_here, module, partitions))
+        program = describe_module(module)
+        return self._make(program, partial(self._compile_here, program, module, partitions), None)
 
-    def _compile_here(self, module: bytes, partitions: int) -> Any:
+    def _make(
+        self,
+        program: JointProgram | None,
+        load: Callable[[], Any],
+        serialized: Callable[[Any], bytes | None] | None,
+    ) -> PjrtExecutable:
+        if program is None:
+            return PjrtExecutable(load, serialized)
+        if self.peers is None:
+            raise CompileError(f"{program.what} is a program of the processes {program.ranks}, which are not joined")
+        return JointExecutable(program, self.peers, load, serialized)
+
+    def _devices_of(self, program: JointProgram | None, partitions: int) -> Sequence[Any]:
+        if program is None or self.peers is None:
+            return self.list_devices(partitions)
+        return self.peers.devices_of(program.ranks, partitions)
+
+    def _compile_here(self, program: JointProgram | None, module: bytes, partitions: int) -> Any:
+        devices, replicas = self._devices_of(program, partitions), program is not None and partitions == 1
         try:
-            return xla.compile_on(self._client, self.list_devices(partitions), module)
+            return xla.compile_on(self._client, devices, module, replicas=replicas)
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",
@@ -116,11 +153,17 @@ class PjrtClient:
             CompileError: the executable cannot be loaded.
             ForkError: the device belongs to the parent process.
         """
-        return PjrtExecutable(partial(self._load, serialized, partitions))
+        program, own = split_header(serialized)
+        return self._make(program, partial(self._load, program, own, partitions), self._keep(own))
 
-    def _load(self, serialized: bytes, partitions: int) -> Any:
+    def _keep(self, serialized: bytes) -> Callable[[Any], bytes | None] | None:
+        """What gives a loaded program's bytes; None: PJRT does."""
+        return None
+
+    def _load(self, program: JointProgram | None, serialized: bytes, partitions: int) -> Any:
+        devices, replicas = self._devices_of(program, partitions), program is not None and partitions == 1
         try:
-            return xla.load_on(self.device.client, self.list_devices(partitions), zlib.decompress(serialized))
+            return xla.load_on(self.device.client, devices, zlib.decompress(serialized), replicas=replicas)
         except (self._error, zlib.error) as error:
             raise CompileError(f"XLA's {self.platform} client refused a serialized program: {error}") from error
 
@@ -144,8 +187,10 @@ class PjrtClient:
         """Returns the buffer as a tensor. On the CPU it waits for the buffer, as an eager reader has no stream to wait on.
 
         Raises:
+            DistributedError: another process is lost or computes something else.
             ExecutionError: the run that made the buffer failed.
         """
+        self.await_peers(buffer)
         try:
             return from_capsule(self._export(buffer))
         except self._error as error:
@@ -153,14 +198,26 @@ class PjrtClient:
 
     def make_run_error(self, error: Exception) -> DynaxlaError:
         """The error to raise when a buffer is read whose run failed."""
-        return ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")
+        own = ExecutionError(explanation=str(error), hint="an asynchronous run failed; its inputs are intact")
+        return own if self.peers is None else self.peers.processes.explain(own)
+
+    def await_peers(self, buffer: Buffer, timeout_s: float | None = None) -> None:
+        """Waits for the run that computes a buffer where other processes may be needed for it, and hears of them.
+
+        Raises:
+            DistributedError: another process is lost or computes something else, or the time is over.
+        """
+        if self.peers is not None:
+            self.peers.processes.wait_for(buffer, timeout_s)
 
     def wait_for(self, buffer: Buffer, timeout_s: float | None = None) -> None:
         """Waits for the run that computes a buffer; returns at once for a deleted (donated) buffer.
 
         Raises:
+            DistributedError: another process is lost or computes something else, or the time is over.
             ExecutionError: the run failed.
         """
+        self.await_peers(buffer, timeout_s)
         if buffer.is_deleted():
             return
         try:
@@ -229,30 +286,25 @@ class CpuClient(PjrtClient):
         serialized = self.worker.compile(module, limits, partitions)
         if serialized is None:
             return super().compile(module, limits, partitions)
-        return self.load(compress_executable(serialized), partitions)
+        return self.load(add_header(describe_module(module), compress_executable(serialized)), partitions)
 
-    def load(self, serialized: bytes, partitions: int = 1) -> PjrtExecutable:
-        """Loads a serialized executable. Its bytes stay in memory for forked children; they take a hundredth of the loaded
-        program's memory.
+    def _keep(self, serialized: bytes) -> Callable[[Any], bytes | None] | None:
+        """The bytes stay in memory for forked children; they take a hundredth of the loaded program's memory."""
+        return lambda handle: serialized
 
-        Raises:
-            CompileError: the executable cannot be loaded.
-        """
-        return PjrtExecutable(partial(self._load, serialized, partitions), lambda handle: serialized)
-
-    def _load(self, serialized: bytes, partitions: int) -> Any:
+    def _load(self, program: JointProgram | None, serialized: bytes, partitions: int) -> Any:
         with self._loading:
             self._mappings.check()
-            return super()._load(serialized, partitions)
+            return super()._load(program, serialized, partitions)
 
     def identity(self) -> Mapping[str, str]:
         """The base identity with the processor and the number of threads that XLA may use."""
         return {**host(), **super().identity(), "threads": str(threads())}
 
-    def _compile_here(self, module: bytes, partitions: int) -> Any:
+    def _compile_here(self, program: JointProgram | None, module: bytes, partitions: int) -> Any:
         with self._loading:
             self._mappings.check()
-            return super()._compile_here(module, partitions)
+            return super()._compile_here(program, module, partitions)
 
 
 class CudaClient(PjrtClient):
@@ -266,6 +318,7 @@ class CudaClient(PjrtClient):
         return self._import(tensor.detach().__dlpack__(stream=stream), self._device, stream)
 
     def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        self.await_peers(buffer)
         stream = torch.cuda.current_stream().cuda_stream
         try:
             return from_capsule(self._export(buffer, stream=stream or None))
@@ -289,6 +342,7 @@ class HostTransferClient(PjrtClient):
         Raises:
             ExecutionError: the run that made the buffer failed.
         """
+        self.await_peers(buffer)
         host = cpu_client()
         try:
             return host.to_tensor(xla.copy_to_device(buffer, host.device))

@@ -45,14 +45,45 @@ def connect_coordinator(address: str, rank: int, timeout_s: int) -> Any:
     return client
 
 
-def joined_cpu(coordination: Any, rank: int, processes: int, host: str | None) -> Any:
-    """A CPU client of one device that knows those of other processes; its collectives are gloo's, over TCP.
+class CoordinationStore:
+    """What the processes tell each other at the coordination service. It is the protocol `runtime.peer_signals.SharedStore`.
+
+    Every call raises RuntimeError when the service is gone.
+    """
+
+    def __init__(self, coordination: Any) -> None:
+        self._coordination = coordination
+
+    def set(self, key: str, value: str) -> None:
+        self._coordination.key_value_set(f"dynaxla/{key}", value, allow_overwrite=True)
+
+    def get(self, key: str) -> bytes:
+        found = self._find(key)
+        if found is None:
+            raise RuntimeError(f"nothing was said of {key}")
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._find(key) is not None for key in keys)
+
+    def _find(self, key: str) -> bytes | None:
+        try:
+            return str(self._coordination.key_value_try_get(f"dynaxla/{key}")).encode()
+        except load().Error as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+
+def joined_cpu(coordination: Any, rank: int, processes: int, host: str | None, devices: int) -> Any:
+    """A CPU client that knows the devices of other processes; its collectives are gloo's, over TCP.
 
     It runs programs in threads of its own, so that a caller waits for other processes only where it reads.
 
     Args:
         coordination: the process's client of the coordination service.
         host: where the others reach this process; None: its host's name.
+        devices: as how many devices the processor is shown.
     """
     bindings = load()
     collectives = bindings.jax.make_gloo_tcp_collectives(distributed_client=coordination, hostname=host)
@@ -62,5 +93,5 @@ def joined_cpu(coordination: Any, rank: int, processes: int, host: str | None) -
         node_id=rank,
         num_nodes=processes,
         collectives=collectives,
-        num_devices=1,
+        num_devices=devices,
     )

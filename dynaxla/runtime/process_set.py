@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 from dynaxla.errors import DistributedError, ExecutionError
 from dynaxla.runtime import process_clients, xla
@@ -23,6 +24,23 @@ _LOOK_S = 0.2
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 20e-6, 2e-3
 
 
+class SharedStore(Protocol):
+    """What all processes read and write."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Rendezvous(Protocol):
+    """How processes agree on an address."""
+
+    def agree(self, address: str | None) -> str:
+        """The address that one of the processes gives; waits for it in those that give None."""
+
+
 @dataclass(slots=True, eq=False)
 class ProcessSet:
     """This process and those that it computes with.
@@ -32,7 +50,11 @@ class ProcessSet:
         size: the number of processes.
         coordination: the process's client of JAX's coordination service.
         service: the service, where this process runs it.
+        store: what the processes tell each other.
+        host: where the others reach this process.
+        timeout_s: after so long without the others, a process raises.
         failure: why nothing can be computed together any more; None as long as it can.
+        watch: the `peer_watch.PeerWatch` that compares what the processes do.
         find_reason: looks for a process that has ended, and says so by `fail`.
     """
 
@@ -40,9 +62,18 @@ class ProcessSet:
     size: int
     coordination: Any
     service: Any
+    store: SharedStore
+    host: str
+    timeout_s: float
     failure: DistributedError | None = None
     find_reason: Callable[[], None] = lambda: None
+    watch: Any = None
     _told: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def place(self) -> tuple[Any, int, int]:
+        """What a PJRT client is made with that joins those of the others: the coordination, the rank and the size."""
+        return self.coordination, self.rank, self.size
 
     def fail(self, error: DistributedError) -> None:
         """From now on, what waits for other processes raises an error; the first one stays."""
@@ -59,10 +90,10 @@ class ProcessSet:
             raise self.failure
 
     def disconnect(self) -> None:
-        """Leaves the coordination service together with all others.
+        """Leaves the coordination service, and ends it where this process has it: the others have left it.
 
         Raises:
-            RuntimeError: they did not.
+            RuntimeError: it is gone.
         """
         self.coordination.shutdown()
         if self.service is not None:
@@ -106,34 +137,51 @@ class ProcessSet:
         return self.failure or DistributedError(f"a process left a collective: {error}", "look at its own output")
 
 
-def meet_processes(
-    rank: int, size: int, own: str, publish: Callable[[str], None], receive: Callable[[], str], timeout_s: float
-) -> ProcessSet:
+@dataclass(slots=True)
+class _Joined:
+    processes: ProcessSet | None = None
+
+
+@cache
+def _joined() -> _Joined:
+    return _Joined()
+
+
+def joined_processes() -> ProcessSet | None:
+    """The processes that this one has met; None if it has met none."""
+    return _joined().processes
+
+
+def meet_processes(rank: int, size: int, own: str, address: str | Rendezvous, timeout_s: float) -> ProcessSet:
     """Meets the other processes at a coordination service that rank 0 starts.
 
     Args:
         own: where the others reach this process's host.
-        publish: tells the others the service's address, in rank 0.
-        receive: gives the address in the others; waits for it.
+        address: of the service, "host:port", if all processes know it; else how they tell each other.
+        timeout_s: so long the others are waited for, now and by every program.
 
     Raises:
-        DistributedError: the service could not start, or was not reached in time.
+        DistributedError: the service could not start, or was not reached in time, or the processes have met before.
     """
+    if (known := joined_processes()) is not None:
+        raise DistributedError(
+            f"this process is number {known.rank} of {known.size} already", "processes meet once; start all anew"
+        )
     error = xla.load().Error
     try:
         service = None
+        if not isinstance(address, str):
+            address = address.agree(f"{own}:{_free_port()}" if rank == 0 else None)
         if rank == 0:
-            address = f"{own}:{_free_port()}"
             service = process_clients.start_coordinator(int(address.rpartition(":")[2]), size)
-            publish(address)
-        else:
-            address = receive()
         coordination = process_clients.connect_coordinator(address, rank, max(1, int(timeout_s)))
     except error as refusal:
         raise DistributedError(
             f"the processes did not meet: {refusal}", "is rank 0's host reached by the others?"
         ) from refusal
-    return ProcessSet(rank, size, coordination, service)
+    store = process_clients.CoordinationStore(coordination)
+    made = _joined().processes = ProcessSet(rank, size, coordination, service, store, own, timeout_s)
+    return made
 
 
 def find_own_address(known: str | None) -> str:

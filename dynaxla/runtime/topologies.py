@@ -14,10 +14,9 @@ from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import CompiledModule
 from dynaxla.runtime.compile_worker import request_compile
-from dynaxla.runtime.executable_info import MemoryUse
+from dynaxla.runtime.executable_info import CompileRejected, MemoryUse
 from dynaxla.runtime.loaded_executables import PjrtExecutable, compress_executable
 from dynaxla.runtime.topology_worker import TopologyDescription, TopologyExecutable, TopologyRequest, make_grid
-from dynaxla.runtime.xla import CompileRejected
 
 _START = Limits(120.0, 16 << 30)  # time for the plugin to load, also on a busy machine
 

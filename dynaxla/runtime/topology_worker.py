@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from dynaxla.isolation.children import serve
 from dynaxla.runtime import xla
-from dynaxla.runtime.executable_info import MemoryUse, PjrtCompiled
-from dynaxla.runtime.xla import CompileRejected
+from dynaxla.runtime.executable_info import CompileRejected, MemoryUse, PjrtCompiled
 
 
 class TopologyRequest(NamedTuple):

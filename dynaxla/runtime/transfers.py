@@ -48,6 +48,10 @@ def host_view(client: PjrtClient, buffer: Buffer) -> torch.Tensor:
     """
     if client.shares_host_memory:
         return client.to_tensor(buffer)
+    client.await_peers(buffer)
+    devices = client.mesh_devices
+    if client.peers is not None and devices is not None and devices.is_on_mesh(buffer):
+        return devices.read(buffer)  # type: ignore[no-any-return]
     host = cpu_client()
     try:
         return host.to_tensor(xla.copy_to_device(buffer, host.device))

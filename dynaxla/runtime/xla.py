@@ -8,37 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
-from dynaxla.runtime.executable_info import has_exact_fusions
+from dynaxla.runtime.executable_info import CompileRejected, ModuleRequest, SerializedExecutable, has_exact_fusions
 
 _LAPACK = "lapack_"
 """Prefix of the LAPACK functions that JAX's lowerings call."""
-
-
-@dataclass(frozen=True, slots=True)
-class SerializedExecutable:
-    """A compiled program.
-
-    Attributes:
-        executable: serialized for the embedded CPU client; None if XLA compiles the program but cannot serialize it.
-    """
-
-    executable: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRejected:
-    """A program that XLA refused.
-
-    Attributes:
-        message: XLA's error message.
-    """
-
-    message: str
 
 
 class Jaxlib:
@@ -223,8 +201,37 @@ def known_platforms() -> set[str]:
     return set(xla_bridge.known_platforms())
 
 
-def plugin_client(path: str) -> Any:
+def find_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None]:
+    """The coordinator's address, the number of processes and this one's number, as jax.distributed finds them; None: not found.
+
+    Relies on `jax._src.clusters`.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    return ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [0], None, timeout_s)[:3]
+
+
+@contextmanager
+def joining_backends(coordination: Any, rank: int, size: int) -> Iterator[None]:
+    """Has backends that JAX makes meanwhile join those of other processes, as after `jax.distributed.initialize`.
+
+    Relies on the state of `jax._src.distributed`. JAX's own functions would listen for SIGTERM and end a process with another.
+    """
+    from jax._src.distributed import global_state as state
+
+    before = state.client, state.process_id, state.num_processes
+    state.client, state.process_id, state.num_processes = coordination, rank, size
+    try:
+        yield
+    finally:
+        state.client, state.process_id, state.num_processes = before
+
+
+def plugin_client(path: str, coordination: Any = None, rank: int = 0, size: int = 1) -> Any:
     """Makes a client of the PJRT plugin in a shared library, which is loaded once per process.
+
+    Args:
+        coordination: the process's client of the coordination service of several processes; None: it is alone.
 
     Raises:
         Jaxlib.Error: the library cannot be loaded, is no PJRT plugin, or finds no device.
@@ -234,7 +241,8 @@ def plugin_client(path: str) -> Any:
         load().profiler.register_plugin_profiler(xla_client.load_pjrt_plugin_dynamically(path, path))
     if not xla_client.pjrt_plugin_initialized(path):
         xla_client.initialize_pjrt_plugin(path)
-    return xla_client.make_c_api_client(path, {}, None)
+    options = {} if coordination is None else {"node_id": rank, "num_nodes": size}
+    return xla_client.make_c_api_client(path, options, coordination)
 
 
 def has_libtpu_without_chip() -> bool:
@@ -282,21 +290,22 @@ def processes_of(module: bytes | str) -> tuple[int, ...] | None:
     return None if found is None else tuple(map(int, found[1].split(b",")))
 
 
-_JOINT = re.compile(rb"// joint ([\d,]+)\n")
+_JOINT = re.compile(rb"// joint ([\d,]+)( [^\n]*)?\n")
 
 
-def compile_on(client: Any, devices: Sequence[Any], module: bytes | str) -> Any:
+def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, *, replicas: bool = False) -> Any:
     """Compiles and loads a StableHLO module (bytecode or text), partitioned over these devices, or run by each of them.
 
     On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
 
     Args:
         devices: one, or those of the mesh over which the module is partitioned.
+        replicas: whether each of them runs the module instead.
 
     Raises:
         Jaxlib.Error: XLA refused the module.
     """
-    options = compile_options(devices, replicas=processes_of(module) is not None)
+    options = compile_options(devices, replicas=replicas)
     listed = load().jax.DeviceList(tuple(devices))
     _prepare_calls(module)
     with load().TracebackScope():
@@ -361,25 +370,14 @@ def load_on(client: Any, devices: Sequence[Any], serialized: bytes, *, replicas:
         return client.deserialize_executable(serialized, listed, options)
 
 
-class ModuleRequest(NamedTuple):
-    """What the child process compiles.
-
-    Attributes:
-        module: StableHLO (bytecode or text).
-        partitions: the number of devices over which it is partitioned.
-    """
-
-    module: bytes
-    partitions: int = 1
-
-
 def compile_module(request: ModuleRequest) -> SerializedExecutable | CompileRejected:
     """Compiles a module for the embedded CPU client and serializes the executable; runs in the child process."""
-    count = max(request.partitions, len(processes_of(request.module) or ()))
+    replicas = len(processes_of(request.module) or ()) if request.partitions == 1 else 0
+    count = replicas or request.partitions
     client = embedded_cpu() if count == 1 else embedded_cpu(count)
     error = load().Error
     try:
-        executable = compile_on(client, client.devices()[:count], request.module)
+        executable = compile_on(client, client.devices()[:count], request.module, replicas=replicas > 0)
     except error as refusal:
         return CompileRejected(str(refusal))
     try:

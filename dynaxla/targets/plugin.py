@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
 from dynaxla.errors import TargetError
 from dynaxla.runtime import xla
 from dynaxla.runtime.pjrt_clients import HostTransferClient
+from dynaxla.runtime.process_set import joined_processes
 from dynaxla.targets.target import Target
 
 _NO_PLUGIN = (
@@ -54,8 +56,10 @@ def jax_device(platform: str, index: int, hint: str = _NO_PLUGIN) -> Any:
     """
     import jax
 
+    processes = joined_processes()
     try:
-        devices = jax.devices(platform)
+        with nullcontext() if processes is None else xla.joining_backends(*processes.place):
+            devices = jax.local_devices(backend=platform)
     except RuntimeError as error:
         near = difflib.get_close_matches(platform, sorted(xla.known_platforms() - {platform}), n=1)
         meant = f"did you mean {near[0]!r}? Else " if near else ""
@@ -69,18 +73,19 @@ def plugin_device(path: str, index: int) -> Any:
     Raises:
         TargetError: the file does not exist or is no PJRT plugin, or the plugin has no such device.
     """
-    return _at(_load_client(path).devices(), index, path)
+    return _at(_load_client(path).local_devices(), index, path)
 
 
 @cache
 def _load_client(path: str) -> Any:
+    processes = joined_processes()
     try:
-        return xla.plugin_client(path)
+        return xla.plugin_client(path, *(() if processes is None else processes.place))
     except xla.load().Error as error:
-        raise TargetError(
-            f"{path} gives no PJRT client: {error}",
-            "name a shared library that exports GetPjrtApi, on a machine that has its device",
-        ) from error
+        hint = "name a shared library that exports GetPjrtApi, on a machine that has its device"
+        if processes is not None:
+            hint += "; the plugin must take the options node_id and num_nodes, by which it joins the job's processes"
+        raise TargetError(f"{path} gives no PJRT client: {error}", hint) from error
 
 
 def _at(devices: Any, index: int, platform: str) -> Any:

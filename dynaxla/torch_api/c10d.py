@@ -55,6 +55,18 @@ def prefix_store(prefix: str, store: Any) -> Any:
     return _stores().PrefixStore(prefix, store)
 
 
+def meet_by_environment(limit: timedelta) -> tuple[Any, int, int]:
+    """The store that torchrun's variables name, this process's number, and how many there are.
+
+    Relies on `torch.distributed.rendezvous`.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    return store, rank, size
+
+
 def completed_future(value: Any) -> torch.futures.Future:
     """A future that has its value."""
     future: torch.futures.Future = torch.futures.Future()

@@ -24,7 +24,6 @@ import torch, torch.distributed as dist
 import dynaxla
 from dynaxla.errors import DistributedError, ProcessLost, ProgramsDiffer
 torch.set_num_threads(1)
-dynaxla.use("cpu")
 rank = int(os.environ["RANK"])
 def caught(work):
     started = time.monotonic()
@@ -37,7 +36,7 @@ def caught(work):
 """
 
 
-def _run_script(body: str, size: int = 2) -> tuple[list[str], float]:
+def _run_script(body: str, size: int = 2, start: str = 'dynaxla.use("cpu")\n') -> tuple[list[str], float]:
     """What each of several processes printed, and the seconds that they took together."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -45,7 +44,7 @@ def _run_script(body: str, size: int = 2) -> tuple[list[str], float]:
     children = []
     for rank in range(size):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-c", _HEAD + textwrap.dedent(body)]
+        command = [sys.executable, "-c", _HEAD + start + textwrap.dedent(body)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         children.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **pipes))
     started = time.monotonic()
@@ -121,6 +120,8 @@ def test_other_programs_are_told() -> None:
 
 
 def test_the_device_was_used_before() -> None:
+    printed, _ = _run_script("caught(dynaxla.distributed.initialize)", size=1)
+    assert "the device was chosen before the processes met" in printed[0], printed
     printed, _ = _run_script("""
         torch.ones(2, device="dynaxla").sum().item()
         caught(lambda: dist.init_process_group("dynaxla"))
@@ -142,3 +143,98 @@ def check_pinned(rank: int) -> None:
 @pytest.mark.long
 def test_ddp_that_looks_for_unused_parameters_raises() -> None:
     run_ranks(check_pinned)
+@pytest.mark.plugin
+def test_a_plugin_that_joins_no_processes() -> None:
+    """It is given the job's coordination service, as jax.distributed gives it, and refuses the options."""
+    body = """
+        from importlib.metadata import files
+        from dynaxla.errors import TargetError
+        (library,) = [str(file.locate()) for file in files("lammps-jax-pjrt-cpu") if file.suffix == ".so"]
+        dynaxla.distributed.initialize(timeout_s=60)
+        try:
+            dynaxla.use(library)
+        except TargetError as error:
+            print("REFUSED", error)
+    """
+    printed, _ = _run_script(body, size=1, start="")
+    assert "REFUSED" in printed[0], printed
+    assert "Unexpected option name" in printed[0], printed
+    assert "by which it joins the job's processes" in printed[0], printed
+
+
+_HEAD_OF_MESH = """
+dynaxla.distributed.initialize(timeout_s=120)
+dynaxla.use("cpu", devices=2)
+mesh = dynaxla.make_mesh((2, 2), ("data", "model"))
+torch.manual_seed(0)
+x = torch.randn(8, 4)
+split = dynaxla.shard(x, mesh, ("data",))
+def make(function, **options):
+    return torch.compile(function, backend="dynaxla", options=options)
+def steps(run, count=400):
+    for _ in range(count):
+        run()
+        time.sleep(0.02)
+steady = make(lambda y: (y @ y.mT).sum())
+steady(split).item()
+"""
+
+
+def _run_on_a_mesh(body: str) -> tuple[list[str], float]:
+    return _run_script(body, start=_HEAD_OF_MESH)
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_killed_process_of_a_mesh_is_named(killed: int) -> None:
+    printed, _ = _run_on_a_mesh(f"""
+        if rank == {killed}:
+            os.kill(os.getpid(), 9)
+        caught(lambda: steps(lambda: steady(split).item(), 4000))
+    """)
+    left = printed[1 - killed]
+    if killed or "leader task" not in left:
+        assert "RAISED ProcessLost" in left, printed
+        assert f"rank {killed} is lost" in left, printed
+        assert float(left.split("after ")[1].split(":")[0]) < 30
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (
+            "other = make(lambda y: y.exp().sum() if rank else y.sum()); work = lambda: other(split).item()",
+            "ProgramsDiffer",
+        ),
+        ("work = lambda: steps(lambda: split * (1.0 + rank))", "ValuesDiffer"),
+        pytest.param(
+            "work = lambda: split.tolist() if rank else steps(lambda: steady(split).item())",
+            "ProgramsDiffer",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "other = dynaxla.shard(torch.zeros(8, 4 + 2 * rank), mesh, ('data',)); work = lambda: steady(other).item()",
+            "ProgramsDiffer",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "other = make(lambda y: (y @ y.mT).exp().sum(), matmul_precision=('default', 'highest')[rank]);"
+            "work = lambda: other(split).item()",
+            "ProgramsDiffer",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "other = dynaxla.shard(x * (1 + rank), mesh, ('data',)); work = lambda: steps(lambda: steady(split).item())",
+            "ValuesDiffer",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["graph", "number", "read by one", "sizes", "options", "weights"],
+)
+def test_what_differs_on_a_mesh_is_told(work: str, error: str) -> None:
+    """Another graph, other values, sizes or options in one process, or a read that the others do not make: never a hang."""
+    printed, _ = _run_on_a_mesh(f"""
+        {work}
+        caught(work)
+    """)
+    assert all("RAISED" in text for text in printed), printed
+    assert any(f"RAISED {error}" in text for text in printed), printed

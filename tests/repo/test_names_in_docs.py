@@ -42,21 +42,26 @@ OF_OTHERS = {
     "OMP_WAIT_POLICY": "OpenMP",
     "drop_last": "torch",
     "tensorboard_trace_handler": "torch",
-    **dict.fromkeys("Trace XLA_HLO_DEBUG XLA_IR_DEBUG start_server".split(), "PyTorch/XLA"),
+    "DistributedSampler": "torch",
     **dict.fromkeys(
-        "CPU_NUM_DEVICES CachedCompile CompileTime FSDPv2 MpDeviceLoader PJRT_CPU_ASYNC_CLIENT PJRT_DEVICE "
-        "PJRT_DYNAMIC_PLUGINS PJRT_LIBRARY_PATH PJRT_SELECT_DEFAULT_DEVICE PJRT_TPU_MAX_INFLIGHT_COMPUTATIONS "
-        "PT_XLA_DEBUG PT_XLA_DEBUG_LEVEL "
-        "ShardingSpec SpmdFullyShardedDataParallel StepTrace TransferFromDeviceTime UncachedCompile XLA_COMPILATION_CACHE_SIZE "
-        "XLA_DOWNCAST_BF16 XLA_DUMP_HLO_GRAPH XLA_DYNAMO_DEBUG XLA_HLO_DEBUG XLA_IR_DEBUG XLA_METRICS_FILE "
-        "XLA_NO_SPECIAL_SCALARS XLA_PERSISTENT_CACHE_PATH XLA_SAVE_HLO_FILE XLA_SAVE_TENSORS_FILE XLA_SAVE_TENSORS_FMT "
-        "XLA_SYNC_WAIT XLA_USE_BF16 XLA_USE_EAGER_DEBUG_MODE XLA_USE_SPMD add_step_closure addressable_device_count "
-        "assume_pure batches_per_execution clear_all clear_sharding collective_broadcast dynamo_set_buffer_donor_ eager_mode "
-        "exported_program_to_stablehlo full_graph get_1d_mesh get_memory_info get_stablehlo global_ordinal initialize_cache "
-        "input_sharding is_master_ordinal local_ordinal make_kernel_from_pallas mark_sharding mark_sharding_with_gradients "
-        "mark_step master_print max_different_graphs mesh_reduce metrics_report optimizer_step set_mat_mul_precision "
-        "short_metrics_report sync torch_xla use_spmd visualize_tensor_sharding wait_device_ops xla_device "
-        "xla_device_hw".split(),
+        "CPU_NUM_DEVICES CachedCompile CheckpointManager CompileTime FSDPv2 HybridMesh MpDeviceLoader "
+        "PJRT_CPU_ASYNC_CLIENT PJRT_DEVICE PJRT_DYNAMIC_PLUGINS PJRT_LIBRARY_PATH PJRT_SELECT_DEFAULT_DEVICE "
+        "PJRT_TPU_MAX_INFLIGHT_COMPUTATIONS PT_XLA_DEBUG PT_XLA_DEBUG_LEVEL ParallelLoader REDUCE_SUM "
+        "ShardingSpec SpmdFullyShardedDataParallel StepTrace Trace TransferFromDeviceTime UncachedCompile "
+        "XLA_COMPILATION_CACHE_SIZE XLA_DOWNCAST_BF16 XLA_DUMP_HLO_GRAPH XLA_DYNAMO_DEBUG XLA_HLO_DEBUG "
+        "XLA_IR_DEBUG XLA_METRICS_FILE XLA_NO_SPECIAL_SCALARS XLA_PERSISTENT_CACHE_PATH XLA_SAVE_HLO_FILE "
+        "XLA_SAVE_TENSORS_FILE XLA_SAVE_TENSORS_FMT XLA_SYNC_WAIT XLA_USE_BF16 XLA_USE_EAGER_DEBUG_MODE "
+        "XLA_USE_SPMD XlaFullyShardedDataParallel add_step_closure addressable_device_count "
+        "apply_backward_optimization_barrier assume_pure batches_per_execution broadcast_master_param clear_all "
+        "clear_sharding collective_broadcast collective_permute concat_dimension dcn_mesh_shape "
+        "disable_manual_sharding dynamo_set_buffer_donor_ eager_mode enable_manual_sharding "
+        "exported_program_to_stablehlo full_graph get_1d_mesh get_global_mesh get_local_ordinal get_memory_info "
+        "get_ordinal get_stablehlo global_ordinal global_runtime_device_count ici_mesh_shape init_method "
+        "initialize_cache input_sharding is_master_ordinal local_ordinal make_kernel_from_pallas mark_sharding "
+        "mark_sharding_with_gradients mark_step master_print max_different_graphs mesh_reduce metrics_report "
+        "optimizer_step reduce_gradients scatter_dim set_global_mesh set_mat_mul_precision shard_count "
+        "short_metrics_report split_count split_dimension start_server sync torch_xla use_spmd "
+        "visualize_tensor_sharding wait_device_ops xla_device xla_device_hw xrt_world_size".split(),
         "PyTorch/XLA",
     ),
     **dict.fromkeys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -69,6 +70,17 @@ def test_a_functional_collective_is_run_in_the_group_of_its_processes() -> None:
         assert torch.equal(c10d.run_functional("all_gather_into_tensor", [0], 1, [0], x, 1), x)
     finally:
         dist.destroy_process_group()
+
+
+@boundary("c10d.meet_by_environment")
+def test_the_store_that_torchrun_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    store, rank, size = c10d.meet_by_environment(LIMIT)
+    assert (rank, size, c10d.host_of_store(store)) == (0, 1, "127.0.0.1")
 
 
 @boundary("c10d.prefix_store", "c10d.host_of_store")

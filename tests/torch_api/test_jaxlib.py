@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+from jax._src.distributed import global_state
 
 from dynaxla.runtime import process_clients, xla
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
@@ -169,6 +170,12 @@ def test_a_function_becomes_one_operation() -> None:
     assert "stablehlo.concatenate" in text
 
 
+@boundary(xla.find_cluster)
+def test_no_cluster_is_found() -> None:
+    assert xla.find_cluster(1) == (None, None, None)
+
+
+@boundary(xla.joining_backends)
 @boundary(process_clients.joined_cpu)
 def test_clients_join_at_a_coordinator() -> None:
     with socket.socket() as probe:
@@ -176,9 +183,17 @@ def test_clients_join_at_a_coordinator() -> None:
         port = probe.getsockname()[1]
     service = process_clients.start_coordinator(port, 1)
     coordination = process_clients.connect_coordinator(f"127.0.0.1:{port}", 0, 60)
-    client = process_clients.joined_cpu(coordination, 0, 1, "127.0.0.1")
-    (device,) = client.devices()
-    assert device.process_index == 0
+    client = process_clients.joined_cpu(coordination, 0, 1, "127.0.0.1", 2)
+    device, other = client.devices()
+    assert (device.process_index, other.process_index, client.process_index()) == (0, 0, 0)
+    store = process_clients.CoordinationStore(coordination)
+    assert not store.check(["said"])
+    for text in ("one", "two"):
+        store.set("said", text)
+        assert store.get("said") == text.encode()
+    with xla.joining_backends(coordination, 0, 1):
+        assert global_state.client is coordination
+    assert global_state.client is None
     executable = xla.compile_on(client, (device,), _module())
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
