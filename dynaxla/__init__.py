@@ -13,7 +13,7 @@ from dynaxla.bucket_policy.sizes import *  # noqa: F403
 from dynaxla.bucket_policy.sizes import __all__ as _policies
 
 if TYPE_CHECKING:
-    from dynaxla import distributed
+    from dynaxla import distributed as distributed
     from dynaxla.backend import dynaxla
     from dynaxla.bucketing.bucket_planner import Histogram, Plan, plan_buckets
     from dynaxla.custom_kernels.register import register_lowering

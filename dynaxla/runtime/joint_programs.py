@@ -28,7 +28,7 @@ def describe_module(module: bytes) -> JointProgram | None:
     ranks = xla.processes_of(module)
     if ranks is None:
         return None
-    text = module.decode()
+    text = _WHERE.sub("", module.decode())
     is_partitioned = "sdy.mesh @" in text
     text = text if is_partitioned else _without_own_numbers(text)
     main, *functions = text.split("\n  func.func private")
@@ -39,6 +39,9 @@ def describe_module(module: bytes) -> JointProgram | None:
     what = found[1] if (found := _NAME.match(text)) else "+".join(kinds) or "program"
     return JointProgram(digest, f"{what}({sizes}):{digest[:6]}", ranks)
 
+
+_WHERE = re.compile(r"(?<=^module )@\S+ |^#call\d+ = .*\n", re.MULTILINE)
+"""The module's name, and the lines of the user's program that its calls come from: they may differ from host to host."""
 
 _NAME = re.compile(r"// joint \S+ (.+)\n")
 

@@ -143,6 +143,8 @@ def check_pinned(rank: int) -> None:
 @pytest.mark.long
 def test_ddp_that_looks_for_unused_parameters_raises() -> None:
     run_ranks(check_pinned)
+
+
 @pytest.mark.plugin
 def test_a_plugin_that_joins_no_processes() -> None:
     """It is given the job's coordination service, as jax.distributed gives it, and refuses the options."""
