@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
@@ -215,10 +215,14 @@ class GraphCompiler:
 
     def _compilers(self, keep: Callable[..., Any]) -> dict[str, Any]:
         """Returns AOTAutograd's three compilers, each wrapped by `keep`."""
-        kinds = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
+        kinds = {
+            "fw_compiler": "forward",
+            "bw_compiler": "backward",
+            "inference_compiler": "inference",
+        }
         return {compiler: keep(partial(self._captured, kind)) for compiler, kind in kinds.items()}
 
-    def _captured(self, kind: Literal["inference", "forward", "backward"], module: GraphModule) -> CapturedGraph:
+    def _captured(self, kind: Any, module: GraphModule) -> CapturedGraph:
         known = self._process.registered.current
         mark_modules(module.graph)
         if kind == "backward":

@@ -74,9 +74,9 @@ class ShardedCalls:
         if not self._is_told:
             self._is_told = True
             what = self._compiler.pipeline.origin.what
-            self._compiler.pipeline.recorder.note_unshipped(
-                f"a part of {what} is compiled in its calls, not behind them: a mesh was made, and op by op its results "
-                "would be sharded otherwise meanwhile"
+            self._compiler.pipeline.recorder.note(
+                unshipped=f"a part of {what} is compiled in its calls, not behind them: a mesh was made, and op by op its "
+                "results would be sharded otherwise meanwhile"
             )
         return policy.on_mesh
 

@@ -40,7 +40,6 @@ OF_OTHERS = {
     "wrap_symfloat": "torch",
     "QuantizedCache": "transformers",
     "OMP_WAIT_POLICY": "OpenMP",
-    "drop_last": "torch",
     "tensorboard_trace_handler": "torch",
     "DistributedSampler": "torch",
     **dict.fromkeys(
