@@ -113,10 +113,11 @@ class ExecutableCache:
         executable = client.compile(module, limits, partitions)
         compile_s = time.perf_counter() - started
         if key is not None:
-            self._put(key, executable, compile_s)
+            self.put(key, executable, compile_s)
         return executable, compile_s
 
-    def _put(self, key: Key, executable: Executable, compile_s: float) -> None:
+    def put(self, key: Key, executable: Executable, compile_s: float) -> None:
+        """Stores an executable, where its platform can serialize it."""
         serialized = executable.serialize() if self.active else None
         if serialized is not None and self.bundle is not None:
             self.bundle.entries.put(KIND, key, serialized)

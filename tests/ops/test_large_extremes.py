@@ -116,3 +116,15 @@ def test_a_nan_is_the_extreme(shape: tuple[int, int], dtype: torch.dtype) -> Non
                 assert_close(mine, eager)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
+
+
+def test_extremes_of_bools() -> None:
+    """All false, all true, both: torch-mlir reduces from the least signed bit, which is true."""
+
+    def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.max(), x.amax(1), x.min(), x.amin(0), x.amax(), x.any(), x.all()
+
+    compiled = torch.compile(extremes, backend="dynaxla")
+    for x in (torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool), torch.eye(3, 4).bool()):
+        for mine, eager in zip(compiled(x), extremes(x), strict=True):
+            assert torch.equal(mine, eager)
