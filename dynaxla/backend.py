@@ -215,11 +215,7 @@ class GraphCompiler:
 
     def _compilers(self, keep: Callable[..., Any]) -> dict[str, Any]:
         """Returns AOTAutograd's three compilers, each wrapped by `keep`."""
-        kinds = {
-            "fw_compiler": "forward",
-            "bw_compiler": "backward",
-            "inference_compiler": "inference",
-        }
+        kinds = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
         return {compiler: keep(partial(self._captured, kind)) for compiler, kind in kinds.items()}
 
     def _captured(self, kind: Any, module: GraphModule) -> CapturedGraph:
