@@ -67,8 +67,8 @@ def run_bench(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
 
 def _compare(paths: Sequence[str], html: Path | None) -> int:
-    from dynaxla.bench.comparison import print_comparison
     from dynaxla.bench.html_report import write_report_page
+    from dynaxla.bench.record_comparison import print_comparison
     from dynaxla.bench.records import BenchRecord
 
     if len(paths) != 2:

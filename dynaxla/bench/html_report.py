@@ -6,7 +6,7 @@ import shlex
 from html import escape
 from pathlib import Path
 
-from dynaxla.bench.comparison import Change, compare_records
+from dynaxla.bench.record_comparison import Change, compare_records
 from dynaxla.bench.records import BenchRecord, CaseResult
 from dynaxla.bench.report_charts import draw_latencies, draw_speedups, draw_stages, draw_waste
 from dynaxla.bench.result_tables import describe_run, make_rows, write_number

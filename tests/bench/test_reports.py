@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynaxla.bench.answers import Check
-from dynaxla.bench.comparison import compare_records, print_comparison
 from dynaxla.bench.html_report import make_page, write_report_page
+from dynaxla.bench.record_comparison import compare_records, print_comparison
 from dynaxla.bench.records import BackendResult, BenchRecord
 from dynaxla.bench.result_tables import make_rows
 from dynaxla.bench.sample_statistics import find_speedup, padded_ratio, quantile, spread_of
