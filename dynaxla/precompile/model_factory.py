@@ -35,9 +35,11 @@ def call_factory(text: str) -> ModelCall:
         OptionError: the text names no function, or the function gives something else.
     """
     made = find_factory(text)()
+    from torch.nn import Module  # by now the factory has imported it; the command line alone needs no torch
+
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple) and callable(made[0]):
         return ModelCall(*made)
-    if callable(made):
+    if callable(made) and not isinstance(made, Module):  # a module without its arguments was forgotten
         return ModelCall(made)
     raise OptionError(
         f"{text} must give (model, args) or (model, args, kwargs), args a tuple, or a function",
