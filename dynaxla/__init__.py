@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dynaxla.precompile.warmup import freeze, warmup
     from dynaxla.profiling.profile import Profile, profile
     from dynaxla.runtime_state import mark_bucketed, prometheus_text, read_metrics, recorder, report
-    from dynaxla.verify.comparison import Comparison, compare
+    from dynaxla.verify.compare_functions import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -86,7 +86,7 @@ _HOMES = {
     **dict.fromkeys(("Mesh", "Sharding"), "dynaxla.mesh"),
     **dict.fromkeys(("device_mode", "use"), "dynaxla.device.registration"),
     "launch": "dynaxla.device.launch",
-    **dict.fromkeys(("Comparison", "compare"), "dynaxla.verify.comparison"),
+    **dict.fromkeys(("Comparison", "compare"), "dynaxla.verify.compare_functions"),
 }
 
 
