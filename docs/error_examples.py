@@ -209,6 +209,17 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             "The text names the op that failed, and the line that called it; a value that a failed run wrote is lost. Out of "
             "memory: use smaller batches. Two threads: do not read a tensor while a graph that writes it runs.",
         ),
+        "DX410": ErrorExample(
+            "checked = torch.compile(lambda x, rows: x[rows] + 1, "
+            'backend="dynaxla", options={"verify": 1.0, "verify_action": "raise"})\n'
+            "checked(x, torch.tensor([9]))  # out of range: eager raises, a program gives some row",
+            "The text names the op from which on results differ. Is it an index out of range, correct the caller; else please "
+            "report it.",
+        ),
+        "DX420": ErrorExample(
+            "dynaxla.compare(lambda x: x, lambda x: (x, x), x)",
+            "Compare functions that return the same structures, dtypes and shapes.",
+        ),
         "DX500": ErrorExample(
             "example = torch.randn(4, 4)\ndynaxla.mark_bucketed(example, 0, policy=dynaxla.Exact(), min=2, max=9)\n"
             'saved = torch.compile(Model(4, 4), backend="dynaxla", fullgraph=True, options={"max_executables": 3})\n'
@@ -268,4 +279,5 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
         ),
     }
 )
-"""By the error's id. DX000, DX300 and DX700 are classes of others, and never raised themselves."""
+"""By the error's id. DX000, DX300 and DX700 are classes of others, and never raised themselves. DX180 needs a machine with libtpu
+and without a TPU, DX630 a mesh over several processes (tests/distributed/)."""

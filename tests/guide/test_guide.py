@@ -40,7 +40,7 @@ def test_programs_of_several_processes_run() -> None:
 
 def test_few_blocks_are_not_run() -> None:
     blocks = [block for page in GUIDE for block in find_blocks(DOCS / f"{page}.md")]
-    assert len(blocks) > 40
+    assert len(blocks) >= 40
     assert [block.page.stem for block in blocks if block.mark.startswith("not run")] == ["dynamic_shapes"]
     fences = sum((DOCS / f"{page}.md").read_text(encoding="utf-8").count("```python\n") for page in GUIDE)
     assert len(blocks) == fences
