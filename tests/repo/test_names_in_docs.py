@@ -74,7 +74,7 @@ OF_OTHERS = {
         "JAX and XLA",
     ),
     **dict.fromkeys(
-        "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS record_function".split(), "torch"
+        "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS".split(), "torch"
     ),
 }
 """Names that the repository's sources do not contain, with whose they are."""
