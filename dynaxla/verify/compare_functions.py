@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from dynaxla.errors import ComparisonError
 from dynaxla.observe.differences import RELATIVE, measure_difference
+from dynaxla.torch_api.pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map
 from dynaxla.verify.eager_graph import copy_arguments, repeat_draws
 from dynaxla.verify.float64_mode import WIDER, Float64Mode, widen
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from dynaxla.custom_ops.threefry import RANDOM
+from dynaxla.torch_api.pytree import tree_map
+from dynaxla.torch_api.tracing import TorchDispatchMode
 
 WIDER = {
     torch.float16: torch.float64,

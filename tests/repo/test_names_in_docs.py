@@ -73,9 +73,7 @@ OF_OTHERS = {
         "XLA_PYTHON_CLIENT_MEM_FRACTION xla_dump_to".split(),
         "JAX and XLA",
     ),
-    **dict.fromkeys(
-        "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS".split(), "torch"
-    ),
+    **dict.fromkeys("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS".split(), "torch"),
 }
 """Names that the repository's sources do not contain, with whose they are."""
 

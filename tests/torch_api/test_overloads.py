@@ -16,6 +16,7 @@ from dynaxla.torch_api import (
     overloads,
     python_kernels,
     pytree,
+    tracing,
 )
 from dynaxla.torch_api.fakes import FakeTensorMode
 from tests.torch_api.boundary import boundary
@@ -262,8 +263,27 @@ def test_eager_computes_in_wider_dtypes_and_keeps_layouts() -> None:
     assert decompositions.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
 
 
+@boundary("tracing.TorchDispatchMode")
+def test_a_mode_sees_every_op_of_its_block() -> None:
+    class Seen(tracing.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    with Seen():
+        torch.ones(2).add(1).sum()
+    assert seen == [torch.ops.aten.ones.default, torch.ops.aten.add.Tensor, torch.ops.aten.sum.default]
+
+
 @boundary(
-    "pytree.TreeSpec", "pytree.tree_flatten", "pytree.tree_unflatten", "pytree.tree_leaves", "pytree.tree_map_only"
+    "pytree.TreeSpec",
+    "pytree.keystr",
+    "pytree.tree_flatten",
+    "pytree.tree_flatten_with_path",
+    "pytree.tree_unflatten",
+    "pytree.tree_leaves",
+    "pytree.tree_map_only",
 )
 def test_nested_arguments_are_flat_lists_and_back() -> None:
     nested = (1, {"a": [2, 3.0]}, None)
@@ -272,3 +292,5 @@ def test_nested_arguments_are_flat_lists_and_back() -> None:
     assert isinstance(tree, pytree.TreeSpec)
     assert pytree.tree_unflatten(leaves, tree) == nested
     assert pytree.tree_map_only(int, str, nested) == ("1", {"a": ["2", 3.0]}, None)
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(nested)[0]]
+    assert paths == ["[0]", "[1]['a'][0]", "[1]['a'][1]", "[2]"]

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from tests.torch_api.boundary import boundary
 
+PROFILED = """
+import json, sys, torch
+from torch.profiler import ProfilerActivity, profile
 from dynaxla.profiling import follow_torch_profiles
 from dynaxla.torch_api import profiler
-from tests.torch_api.boundary import boundary
+
+follow_torch_profiles()
+with profile(activities=[ProfilerActivity.CPU]) as run:
+    assert profiler.find_recording(run) is None
+    torch.ones(2) + 1
+assert profiler.find_recording(run).ops == []
+run.export_chrome_trace(sys.argv[1])
+with open(sys.argv[1]) as file:
+    trace = json.load(file)
+assert any(event.get("pid") == "PJRT" for event in trace["traceEvents"])
+assert trace["baseTimeNanoseconds"] > 0
+"""
 
 
 @boundary("profiler.record_devices", "profiler.find_recording")
 def test_a_profile_records_the_devices(tmp_path: Path) -> None:
-    follow_torch_profiles()
-    with profile(activities=[ProfilerActivity.CPU]) as run:
-        assert profiler.find_recording(run) is None
-        torch.ones(2) + 1
-    assert profiler.find_recording(run).ops == []
-    run.export_chrome_trace(str(tmp_path / "trace.json"))
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert any(event.get("pid") == "PJRT" for event in trace["traceEvents"])
-    assert trace["baseTimeNanoseconds"] > 0
+    """In a process of its own: where JAX has loaded libtpu and no TPU is, devices are not recorded."""
+    command = [sys.executable, "-c", PROFILED, str(tmp_path / "trace.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr[-2000:]
