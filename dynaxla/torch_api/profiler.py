@@ -28,8 +28,8 @@ def record_devices(begin: Callable[[], Any]) -> None:
 
     @functools.wraps(start)
     def start_trace(self: Any) -> None:
+        setattr(self, _SESSION, begin())  # first: what it imports is no part of the profile
         start(self)
-        setattr(self, _SESSION, begin())
 
     @functools.wraps(stop)
     def stop_trace(self: Any) -> None:
