@@ -51,8 +51,10 @@ class LinkedModule:
     def text(self) -> str:
         """The module as MLIR reads it. Its name is its own, so that profiles tell programs of one function apart."""
         digest = hashlib.sha256(self.program.encode()).hexdigest()[:8]
-        readable = re.sub(r"\W", "_", self.function)
-        return self.program.replace("module ", f"module @{readable}.{digest} ", 1) + self.locations
+        readable = re.sub(
+            r"\W", "_", self.function, flags=re.ASCII
+        )  # MLIR knows no other letters, and no digit in front
+        return self.program.replace("module ", f"module @f_{readable}.{digest} ", 1) + self.locations
 
     @property
     def module(self) -> bytes:

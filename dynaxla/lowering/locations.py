@@ -8,7 +8,6 @@ equal graph; the file and the line are those of that process's program.
 
 from __future__ import annotations
 
-import json
 import re
 
 from torch.fx import Node
@@ -39,6 +38,12 @@ def _locate(number: int, handle: Handle, call: OpCall) -> str:
     meta = handle.meta if isinstance(handle, Node) else {}
     op = stable_name(call.target).split(".")[-2 if "." in stable_name(call.target) else 0]
     path = meta.get(MODULE_PATH, "")
-    name = json.dumps(f"{path}/{op}.{number}" if path else f"{op}.{number}")
+    name = _quote(f"{path}/{op}.{number}" if path else f"{op}.{number}")
     line = source_line(handle) if isinstance(handle, Node) else None
-    return name if line is None else f"{name}({json.dumps(line.file)}:{line.line}:0)"
+    return name if line is None else f"{name}({_quote(line.file)}:{line.line}:0)"
+
+
+def _quote(text: str) -> str:
+    """MLIR's literal of a text: bytes that are no printable ASCII are two hex digits behind a backslash."""
+    safe = (chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in text.encode(errors="replace"))
+    return f'"{"".join(safe)}"'

@@ -29,9 +29,9 @@ class Programs:
         self.collectives: list[list[str]] = []
         make = JointExecutable.__init__
 
-        def init(made: JointExecutable, program: Any, own: Any, *args: Any) -> None:
-            self.collectives.append([each.kind for each in list_collectives(own.hlo_text())])
-            make(made, program, own, *args)
+        def init(made: JointExecutable, *args: Any) -> None:
+            make(made, *args)
+            self.collectives.append([each.kind for each in list_collectives(made.hlo_text())])
 
         patch.setattr(JointExecutable, "__init__", init)
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from dynaxla.lowering.locations import find_call
+from dynaxla.observe.recorder import Recorder
 from dynaxla.options import DEBUG_VARIABLE
 from tests.lowering.user_program import load
+from tests.tolerances import assert_close
 
 
 def read_dump(folder: Path, stage: str) -> list[str]:
@@ -41,7 +43,7 @@ def test_hlo_names_modules_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f'"{tmp_path / "user_model.py"}"' in forward
     gradients = {name.rpartition(".")[0] for name in re.findall(r'op_name="([^"]*)"', backward)}
     assert {"blocks.0/backward/_softmax_backward_data", "blocks.1/backward/_softmax_backward_data"} <= gradients
-    assert "HloModule Model_forward." in forward
+    assert "HloModule f_Model_forward." in forward
 
 
 def test_texts_differ_in_locations_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +60,24 @@ def test_texts_differ_in_locations_alone(tmp_path: Path, monkeypatch: pytest.Mon
 def test_names_without_a_call() -> None:
     assert find_call("reduce") is None
     assert find_call("a.b/addmm.12") == 12
+
+
+def test_any_file_has_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    folder = tmp_path / 'größe "a" \\b'
+    folder.mkdir()
+    module, line = load(folder, "odd", 0)
+    with recorder.expect(compiles=2, eager_ops=0):
+        compile_dumped(module.Model(), tmp_path / "dump", monkeypatch)
+    forward, _ = read_dump(tmp_path / "dump", "hlo")
+    assert f"line={line} " in forward
+    assert "gr" in forward.partition("FileNames")[2].partition("FunctionNames")[0]
+
+
+@torch.no_grad()
+def test_any_name_is_a_name_of_a_module(recorder: Recorder) -> None:
+    def größe(x: torch.Tensor) -> torch.Tensor:
+        return x.sinh()
+
+    x = torch.randn(3)
+    with recorder.expect(compiles=1, eager_ops=0):
+        assert_close(torch.compile(größe, backend="dynaxla")(x), x.sinh())
