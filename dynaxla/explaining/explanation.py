@@ -16,8 +16,8 @@ from rich.table import Table
 
 from dynaxla.cache.environment_key import versions
 from dynaxla.errors import OptionError
-from dynaxla.explaining.findings import Finding, find_all
 from dynaxla.explaining.measured_calls import MeasuredCalls, forget_captures, measure_calls
+from dynaxla.explaining.slowdowns import Slowdown, find_all
 from dynaxla.profiling.device_time import group_time, line_of, module_of, op_of
 from dynaxla.programs.miss_policy import is_compiled
 
@@ -33,7 +33,7 @@ class Explanation:
         calls: what was measured.
     """
 
-    findings: list[Finding]
+    findings: list[Slowdown]
     calls: MeasuredCalls
 
     def as_dict(self) -> dict[str, Any]:

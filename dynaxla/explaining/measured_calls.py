@@ -116,7 +116,8 @@ def measure_calls(
             _sum(results).backward()
         _wait(results)
 
-    seconds, changes = [], []
+    seconds: list[float] = []
+    changes: list[Metrics] = []
     for _ in range(calls):
         before, started = read_metrics(), time.perf_counter()
         run(function)
@@ -135,7 +136,7 @@ def measure_calls(
 
 def _time_eager(run: Callable[[], None]) -> float:
     run()
-    seconds = []
+    seconds: list[float] = []
     while len(seconds) < 3:
         started = time.perf_counter()
         run()

@@ -40,7 +40,7 @@ _MANY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Slowdown:
     """Something that costs time.
 
     Attributes:
@@ -60,13 +60,13 @@ class Finding:
     advice: str
 
 
-def find_all(calls: MeasuredCalls) -> list[Finding]:
+def find_all(calls: MeasuredCalls) -> list[Slowdown]:
     """Everything that was found, the costliest first; last the overhead, of which most goes where the others are mended."""
     found = [finding for find in _FINDERS for finding in find(calls)]
     return sorted(found, key=lambda each: (each.kind == "overhead", -each.cost_ms))
 
 
-def _find_breaks(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_breaks(calls: MeasuredCalls) -> Iterator[Slowdown]:
     """Graph breaks: each costs the time until the next graph's part begins, and what that part adds to its program's run."""
     ended = list(dict.fromkeys(capture.ended for capture in calls.whole.captured if capture.ended is not None))
     gaps = [
@@ -76,7 +76,7 @@ def _find_breaks(calls: MeasuredCalls) -> Iterator[Finding]:
     ]
     is_by_gap = len(gaps) == len(ended)
     for number, each in enumerate(ended):
-        yield Finding(
+        yield Slowdown(
             "graph-break",
             f"the graph ends: {each.reason}",
             each.frame or "",
@@ -91,14 +91,14 @@ def _region_of(part: HostSpan) -> str:
     return next((name for name in part.within if name.startswith(_REGION)), "")
 
 
-def _find_fallbacks(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_fallbacks(calls: MeasuredCalls) -> Iterator[Slowdown]:
     spent: defaultdict[str, float] = defaultdict(float)
     for span in calls.last.spans:
         if "::" in span.name and not any("::" in name or name.startswith(PREFIX) for name in span.within):
             spent[span.name] += span.end_ms - span.start_ms
     for line in dict.fromkeys(calls.whole.fallbacks):
         op, reason, where = _read_fallback(line)
-        yield Finding(
+        yield Slowdown(
             "fallback",
             f"{op} runs in eager PyTorch: {reason}",
             where,
@@ -107,7 +107,7 @@ def _find_fallbacks(calls: MeasuredCalls) -> Iterator[Finding]:
             "use an op with sizes that do not depend on values, or compute it outside of the compiled function",
         )
     for op, count in calls.whole.host_ops.items():
-        yield Finding(
+        yield Slowdown(
             "fallback",
             f"the host computed {op} of the device's tensors {count} times",
             "",
@@ -130,7 +130,7 @@ def _name_in_profiles(op: str) -> str:
     return "::".join(op.split(".")[:2])
 
 
-def _find_recompiles(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_recompiles(calls: MeasuredCalls) -> Iterator[Slowdown]:
     later = list(zip(calls.seconds, calls.changes, strict=True))[1:]
     again = [(seconds, change) for seconds, change in later if is_compiling(change)]
     if not again:
@@ -141,13 +141,13 @@ def _find_recompiles(calls: MeasuredCalls) -> Iterator[Finding]:
     count = f"{len(again)} of {len(later)} later calls"
     if reasons:
         what = f"{count} captured the function again: {reasons[-1]}"
-        yield Finding("recompile", what, "", cost, "measured", _advise_on_guard(reasons[-1]))
+        yield Slowdown("recompile", what, "", cost, "measured", _advise_on_guard(reasons[-1]))
     elif refused:
         for line in refused:
             yield _refusal(line, cost / len(refused), f"; {count} compiled")
     else:
         what = f"{count} compiled a program for new sizes"
-        yield Finding(
+        yield Slowdown(
             "recompile",
             what,
             "",
@@ -165,7 +165,7 @@ def _advise_on_guard(reason: str) -> str:
     return "give what changes as a tensor, or keep it the same: Python's numbers, words and flags are guarded"
 
 
-def _find_refusals(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_refusals(calls: MeasuredCalls) -> Iterator[Slowdown]:
     """Parts that are compiled for each size, whose sizes did not change in these calls."""
     if any(is_compiling(change) for change in calls.changes[1:]):
         return
@@ -175,13 +175,13 @@ def _find_refusals(calls: MeasuredCalls) -> Iterator[Finding]:
         yield _refusal(line, per_program / len(calls.seconds), "; each new size will compile")
 
 
-def _refusal(line: str, cost: float, then: str) -> Finding:
+def _refusal(line: str, cost: float, then: str) -> Slowdown:
     what, _, where = line.partition("; at ")
     advice = "pass a mask, or use an op that padding does not change (docs/exact_shapes.md)"
-    return Finding("exact-shape", what + then, where, cost, "estimated", advice)
+    return Slowdown("exact-shape", what + then, where, cost, "estimated", advice)
 
 
-def _find_slow_ops(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_slow_ops(calls: MeasuredCalls) -> Iterator[Slowdown]:
     whole_ms = calls.steady_s * 1e3
     groups: defaultdict[tuple[str, str], list[DeviceOp]] = defaultdict(list)
     wide = set(_wide_ops(calls))  # told apart
@@ -196,7 +196,7 @@ def _find_slow_ops(calls: MeasuredCalls) -> Iterator[Finding]:
         within = f" of {modules[0]}{f' and {len(modules) - 1} more' if len(modules) > 1 else ''}" if modules[0] else ""
         numbers = len({op.source.call for op in ops if op.source is not None})
         if numbers >= _MANY:
-            yield Finding(
+            yield Slowdown(
                 "unrolled-loop",
                 f"{numbers} calls of {name}{within} come from one line: a loop in Python is a graph of all its steps",
                 place,
@@ -206,7 +206,7 @@ def _find_slow_ops(calls: MeasuredCalls) -> Iterator[Finding]:
             )
         else:
             what = f"{name}{within} takes {spent / max(calls.device_ms, 1e-9):.0%} of the devices' time"
-            yield Finding("slow-op", what, place, spent, "measured", _advise_on_op(name))
+            yield Slowdown("slow-op", what, place, spent, "measured", _advise_on_op(name))
 
 
 def _advise_on_op(name: str) -> str:
@@ -219,12 +219,12 @@ def _advise_on_op(name: str) -> str:
     return "is it needed in every call? What does not depend on the inputs can be computed once"
 
 
-def _find_float64(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_float64(calls: MeasuredCalls) -> Iterator[Slowdown]:
     ops = _wide_ops(calls)
     spent = sum(op.self_ns for op in ops) / 1e6
     if ops and spent >= _LEAST_SHARE * calls.device_ms:
         first = next((op.source.place for op in ops if op.source is not None and op.source.place), "")
-        yield Finding(
+        yield Slowdown(
             "float64",
             f"{len(ops)} instructions compute in float64, and no input is of it",
             first,
@@ -246,11 +246,11 @@ def _wide_ops(calls: MeasuredCalls) -> list[DeviceOp]:
 _WIDE = re.compile(r"%([\w.\-]+) = \(?f64\[[1-9]")
 
 
-def _find_changing_weights(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_changing_weights(calls: MeasuredCalls) -> Iterator[Slowdown]:
     later = calls.changes[1:]
     folding = [change for change in later if change.folds or change.fold_loads]
     if later and len(folding) == len(later):
-        yield Finding(
+        yield Slowdown(
             "weights-change",
             "what depends on weights alone is computed again in every call: they are written between calls",
             "",
@@ -260,11 +260,11 @@ def _find_changing_weights(calls: MeasuredCalls) -> Iterator[Finding]:
         )
 
 
-def _find_padding(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_padding(calls: MeasuredCalls) -> Iterator[Slowdown]:
     buckets = [bucket for part in calls.whole.parts for bucket in part.buckets]
     true, padded = (sum(getattr(b, name) for b in buckets) for name in ("true_elements", "padded_elements"))
     if true and padded > (1 + _LEAST_SHARE) * true:
-        yield Finding(
+        yield Slowdown(
             "padding",
             f"{padded / true:.2f} elements are computed for each that is wanted",
             "",
@@ -274,13 +274,13 @@ def _find_padding(calls: MeasuredCalls) -> Iterator[Finding]:
         )
 
 
-def _find_overhead(calls: MeasuredCalls) -> Iterator[Finding]:
+def _find_overhead(calls: MeasuredCalls) -> Iterator[Slowdown]:
     """What is neither the run of a program nor eager: guards, and arguments and results of the first part."""
     if is_compiling(calls.last_change) or not calls.parts:
         return
     guards, first = calls.total_ms("TorchDynamo Cache Lookup"), calls.overhead_ms(calls.parts[0])
     if guards + first >= 3 * _LEAST_SHARE * calls.steady_s * 1e3:
-        yield Finding(
+        yield Slowdown(
             "overhead",
             f"guards take {guards:.2f} ms of the host, arguments and results {first:.2f} ms",
             "",
@@ -290,7 +290,7 @@ def _find_overhead(calls: MeasuredCalls) -> Iterator[Finding]:
         )
 
 
-_FINDERS: tuple[Callable[[MeasuredCalls], Iterator[Finding]], ...] = (
+_FINDERS: tuple[Callable[[MeasuredCalls], Iterator[Slowdown]], ...] = (
     _find_breaks,
     _find_fallbacks,
     _find_recompiles,
