@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dynaxla.device.launch import launch
     from dynaxla.device.registration import device_mode, use
     from dynaxla.device.sharding import fully_shard, make_mesh, shard, sharding
+    from dynaxla.explaining.explanation import Explanation, explain
     from dynaxla.mesh import Mesh, Sharding
     from dynaxla.observe.recorder import Metrics
     from dynaxla.precompile.compile_for_target import compile_for_target
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "DeviceLoader",
+    "Explanation",
     "Histogram",
     "Mesh",
     "Metrics",
@@ -49,6 +51,7 @@ __all__ = [
     "constrain",
     "device_mode",
     "dynaxla",
+    "explain",
     "freeze",
     "fully_shard",
     "launch",
@@ -77,6 +80,7 @@ _HOMES = {
     "dynaxla": "dynaxla.backend",
     "ProgramReport": "dynaxla.precompile.program_report",
     "compile_for_target": "dynaxla.precompile.compile_for_target",
+    **dict.fromkeys(("Explanation", "explain"), "dynaxla.explaining.explanation"),
     **dict.fromkeys(("Profile", "profile"), "dynaxla.profiling.profile"),
     "Metrics": "dynaxla.observe.recorder",
     "register_lowering": "dynaxla.custom_kernels.register",

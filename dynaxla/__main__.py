@@ -1,4 +1,4 @@
-"""`python -m dynaxla`: compile for a target that is not here; compare backends; look into the cache; serve."""
+"""`python -m dynaxla`: compile for a target that is not here; compare backends; explain; look into the cache; serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dynaxla.bench.bench_command import add_bench_command
 from dynaxla.cache.cache_command import add_cache_command
+from dynaxla.explaining.explain_command import add_explain_command
 from dynaxla.precompile.compile_command import add_compile_command
 from dynaxla.serving.llm.serve_command import add_serve_command
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     add_compile_command(commands)
     add_bench_command(commands)
+    add_explain_command(commands)
     add_cache_command(commands)
     add_serve_command(commands)
     given = parser.parse_args(arguments)

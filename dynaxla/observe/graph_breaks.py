@@ -44,11 +44,13 @@ class CaptureRecord:
             it, the line after which this graph begins.
         calls: the number of calls in the graph.
         ended: why the graph ended; None if it ended with the function.
+        again: Dynamo's reason why the function is captured again: which guard failed; None for its first capture.
     """
 
     function: str
     calls: int
     ended: GraphBreak | None = None
+    again: str | None = None
 
     def __str__(self) -> str:
         what = f"{self.function}: {self.calls} {'call' if self.calls == 1 else 'calls'}"
@@ -80,11 +82,12 @@ class LastCapture:
 def read_capture(module: GraphModule) -> CaptureRecord:
     """Reads Dynamo's record of the graph that it passes to its backend."""
     calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    end = dynamo_capture.find_graph_break(module)
+    end, again = dynamo_capture.find_graph_break(module), dynamo_capture.find_recapture()
     function = _captured_function() or next(
         filter(None, map(outermost_function, module.graph.nodes)), "a graph of no function"
     )
-    return CaptureRecord(function, calls, None if end is None else _break_of(end))
+    ended = None if end is None else _break_of(end)
+    return CaptureRecord(function, calls, ended, None if again is None else again.reason)
 
 
 def last_capture(function: str) -> LastCapture | None:

@@ -24,16 +24,34 @@ from dynaxla.profiling.session import Recording, check_profilers
 from dynaxla.torch_api.profiler import find_recording
 
 
+@dataclass(frozen=True, slots=True)
+class HostSpan:
+    """A range of the host: an op, a span of this package's, or a `record_function` of the user's.
+
+    Attributes:
+        name: its name.
+        start_ms, end_ms: by torch's profiler, from a common beginning.
+        within: the names of the ranges around it, the innermost first.
+    """
+
+    name: str
+    start_ms: float
+    end_ms: float
+    within: tuple[str, ...]
+
+
 @dataclass
 class Profile:
     """A profile; what it recorded is there once its block has ended.
 
     Attributes:
+        spans: what the host did, in the order of their begins.
         recording: of the devices.
         seconds: how long the block took, by the clock.
         reading_s: seconds that it took to stop the profilers and to write what they recorded.
     """
 
+    spans: list[HostSpan] = field(default_factory=list)
     recording: Recording = field(default_factory=lambda: Recording(b"", {}))
     seconds: float = 0.0
     reading_s: float = 0.0
@@ -67,10 +85,23 @@ def profile(folder: str | Path | None = None) -> Iterator[Profile]:
         started = time.perf_counter()
         yield made
         made.seconds = time.perf_counter() - started
-    made.recording = find_recording(of_torch)
+    made.recording, made.spans = find_recording(of_torch), _list_spans(of_torch)
     if folder is not None:
         _write(Path(folder), made.recording, of_torch)
     made.reading_s = time.perf_counter() - started - made.seconds
+
+
+def _list_spans(of_torch: Any) -> list[HostSpan]:
+    spans = [
+        HostSpan(each.name, each.time_range.start / 1e3, each.time_range.end / 1e3, tuple(_list_parents(each)))
+        for each in of_torch.events()
+    ]
+    return sorted(spans, key=lambda span: span.start_ms)
+
+
+def _list_parents(event: Any) -> Iterator[str]:
+    while (event := event.cpu_parent) is not None:
+        yield event.name
 
 
 def _write(folder: Path, recording: Recording, of_torch: Any) -> None:
