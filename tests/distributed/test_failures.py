@@ -31,6 +31,7 @@ def caught(work):
         work()
     except DistributedError as error:
         print(f"RAISED {type(error).__name__} after {time.monotonic() - started:.1f}: {error.explanation}", flush=True)
+        time.sleep(3)  # with process 0 ends the service by which the others hear of it
         os._exit(7)
     print("PASSED", flush=True)
 """
@@ -215,7 +216,7 @@ def test_a_killed_process_of_a_mesh_is_named(killed: int) -> None:
         ),
         pytest.param(
             "other = dynaxla.shard(torch.zeros(8, 4 + 2 * rank), mesh, ('data',)); work = lambda: steady(other).item()",
-            "ProgramsDiffer",
+            "ValuesDiffer",
             marks=pytest.mark.long,
         ),
         pytest.param(
