@@ -23,8 +23,11 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     track_tensor_tree,
 )
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+__all__ = ["TorchDispatchMode"]
+# TorchDispatchMode: a context manager whose `__torch_dispatch__(func, types, args, kwargs)` runs every op of its block.
 
 
 def accept_symbolic_sizes() -> AbstractContextManager[Any]:
