@@ -25,8 +25,10 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.passes.pass_order import FOR_PARTS
+from dynaxla.runtime_state import process
 from dynaxla.verify import divergence
 from dynaxla.verify.checked_graph import is_due
+from tests.async_compile.ended import until
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -211,6 +213,7 @@ def test_what_is_right_is_found_right(name: str, recorder: Recorder) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), recorder.expect(diverged_calls=0):
         for _ in range(2):
             compiled(*make())
+    until(lambda: process().compile_service.idle)
     after = recorder.snapshot()
     assert after.verified_calls - before.verified_calls >= 2
     assert after.unverified == before.unverified
