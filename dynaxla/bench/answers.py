@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from dynaxla.observe.differences import RELATIVE
+from dynaxla.observe.differences import RELATIVE, measure_difference
 from dynaxla.torch_api.pytree import tree_leaves
 
 LEAST_SHARE = 1e-2
@@ -75,11 +75,12 @@ def _compare_all(actual: Any, expected: Any, tolerance: float | None, least: flo
         return Check("unchecked", message="there is no tensor among the results")
     worst = 0.0
     for number, (tensor, wanted) in enumerate(zip(mine, theirs, strict=True)):
-        error, message = _difference(tensor, wanted, least)
+        found = measure_difference(tensor, wanted)
+        error = found.absolute / max(found.absolute / found.relative, least) if found.relative else 0.0
         limit = RELATIVE.get(wanted.dtype, 0.0) if tolerance is None or wanted.dtype not in RELATIVE else tolerance
         worst = max(worst, error)
-        if message or error > limit:
-            said = message or f"off by {error:.2e} of the largest value, allowed {limit:.0e}"
+        if found.problem or error > limit:
+            said = found.problem or f"off by {error:.2e} of the largest value, allowed {limit:.0e}"
             return Check("differs", worst, f"result {number}, {tuple(wanted.shape)} {wanted.dtype}: {said}")
     return Check("same", worst)
 
@@ -90,22 +91,3 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
             yield leaf.detach().cpu()
         elif isinstance(leaf, bool | int | float):
             yield torch.tensor(leaf, dtype=torch.float32 if isinstance(leaf, float) else None)
-
-
-def _difference(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, str]:
-    """The error relative to the largest finite magnitude, or 0 and what else differs."""
-    if actual.shape != expected.shape:
-        return 0.0, f"shape {tuple(actual.shape)}"
-    if actual.dtype != expected.dtype:
-        return 0.0, f"dtype {actual.dtype}"
-    if expected.dtype not in RELATIVE:
-        return 0.0, "" if torch.equal(actual, expected) else "other values"
-    finite = torch.isfinite(expected)
-    if not torch.equal(torch.isfinite(actual), finite) or not torch.equal(actual.isnan(), expected.isnan()):
-        return 0.0, "NaN or infinite in other places"
-    if not finite.any():
-        return 0.0, ""
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    wanted = expected[finite].to(wide)
-    scale = max(wanted.abs().max().item(), least)
-    return (actual[finite].to(wide) - wanted).abs().max().item() / scale, ""
