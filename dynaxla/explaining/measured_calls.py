@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaxla.observe.recorder import Metrics
+from dynaxla.observe.usage import BucketCalls
 from dynaxla.profiling.device_ops import DeviceOp
 from dynaxla.profiling.profile import HostSpan, Profile, profile
 from dynaxla.profiling.session import PREFIX
@@ -28,6 +29,7 @@ class MeasuredCalls:
         changes: what each call added to the counters.
         last: a profile of a call behind these.
         last_change: what that call added to the counters.
+        buckets: the calls of compiled parts by bucket, where they are counted (`call_metrics`).
         eager_s: of a call of the function itself, uncompiled, the median of some; None: there is no such function.
         gradients: whether a backward was part of each call.
         floats: the dtypes of the tensors of floats that the function is given, its parameters included.
@@ -37,6 +39,7 @@ class MeasuredCalls:
     changes: tuple[Metrics, ...]
     last: Profile
     last_change: Metrics
+    buckets: tuple[BucketCalls, ...]
     eager_s: float | None
     gradients: bool
     floats: frozenset[torch.dtype]
@@ -88,7 +91,7 @@ def add_changes(changes: Sequence[Metrics]) -> Metrics:
     found: dict[str, Any] = {}
     for each in fields(Metrics):
         values = [getattr(change, each.name) for change in changes]
-        summable = isinstance(values[0], (int, float, tuple)) and each.name != "parts"
+        summable = isinstance(values[0], (int, float, tuple))
         found[each.name] = sum(values[1:], values[0]) if summable else values[-1]
     return Metrics(**found)
 
@@ -116,6 +119,7 @@ def measure_calls(
             _sum(results).backward()
         _wait(results)
 
+    known = len(read_metrics().parts)  # of what the process ran before
     seconds: list[float] = []
     changes: list[Metrics] = []
     for _ in range(calls):
@@ -127,11 +131,12 @@ def measure_calls(
     with profile() as last:
         run(function)
     last_change = _subtract(read_metrics(), before)
+    buckets = tuple(bucket for part in read_metrics().parts[known:] for bucket in part.buckets)
     eager_s = None if eager is None else _time_eager(lambda: run(eager))
     given = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
     given += [*eager.parameters(), *eager.buffers()] if isinstance(eager, nn.Module) else []
     floats = frozenset(tensor.dtype for tensor in given if tensor.dtype.is_floating_point)
-    return MeasuredCalls(tuple(seconds), tuple(changes), last, last_change, eager_s, backward, floats)
+    return MeasuredCalls(tuple(seconds), tuple(changes), last, last_change, buckets, eager_s, backward, floats)
 
 
 def _time_eager(run: Callable[[], None]) -> float:
@@ -162,7 +167,7 @@ def _subtract(after: Metrics, before: Metrics) -> Metrics:
     found: dict[str, Any] = {}
     for each in fields(Metrics):
         now, then = getattr(after, each.name), getattr(before, each.name)
-        if isinstance(now, tuple) and each.name != "parts":
+        if isinstance(now, tuple):
             found[each.name] = now[len(then) :]
         else:
             found[each.name] = now - then if isinstance(now, (int, float)) else now

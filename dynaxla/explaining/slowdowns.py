@@ -261,8 +261,7 @@ def _find_changing_weights(calls: MeasuredCalls) -> Iterator[Slowdown]:
 
 
 def _find_padding(calls: MeasuredCalls) -> Iterator[Slowdown]:
-    buckets = [bucket for part in calls.whole.parts for bucket in part.buckets]
-    true, padded = (sum(getattr(b, name) for b in buckets) for name in ("true_elements", "padded_elements"))
+    true, padded = (sum(getattr(b, name) for b in calls.buckets) for name in ("true_elements", "padded_elements"))
     if true and padded > (1 + _LEAST_SHARE) * true:
         yield Slowdown(
             "padding",

@@ -226,6 +226,19 @@ def test_text_json_and_page(tmp_path: Path) -> None:
     assert "device time" in (tmp_path / "page.html").read_text()
 
 
+@torch.no_grad()
+def test_padding_is_that_of_the_function() -> None:
+    """And not of what the process ran before."""
+    sizes = itertools.cycle((33, 34, 35))
+    padded = torch.compile(
+        lambda x: torch.tanh(x @ x.mT), backend="dynaxla", dynamic=True, options={"call_metrics": True}
+    )
+    before = dynaxla.explain(lambda: padded(torch.randn(next(sizes), 64)), wrap=False)
+    after = dynaxla.explain(torch.tanh, torch.randn(40, 40))
+    assert "padding" in kinds(before), before
+    assert "padding" not in kinds(after), after
+
+
 def test_a_backward_is_explained() -> None:
     found = dynaxla.explain(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(32, 64), backward=True)
     assert any(name.endswith("/backward") for name in found.as_dict()["device_time_ms"]["module"])
