@@ -101,6 +101,8 @@ class Options:
             that is cheaper than eager, else in eager, while child processes compile: docs/async_compile.md.
         cache: store executables on disk and load stored ones; docs/cache.md says where, and which files it trusts.
         captures: store captures in AOTAutograd's cache too, if `cache` is on; docs/cache.md says what that costs and saves.
+        package: what `aot_compile` saves beside a graph: its "programs", or its "captures" alone, so that the programs are
+            looked up in the cache, or compiled, at the first calls: docs/packages.md.
         max_executables: maximum number of loaded executables per compiled part; the least recently used are evicted first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, drawn from torch's
             generator; "eager" draws the same numbers as eager PyTorch, between executables.
@@ -123,7 +125,8 @@ class Options:
     buckets: Buckets | None = None
     compile: Literal["now", "behind"] = "now"
     cache: bool = True
-    captures: bool = False
+    captures: bool = True
+    package: Literal["programs", "captures"] = "programs"
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
     verify: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,9 @@ DTYPE_NAMES = {
     torch.complex128: "c128",
 }
 """Names of dtypes in XLA's texts."""
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""Groups of replicas or processes that compute together, by their numbers."""
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:

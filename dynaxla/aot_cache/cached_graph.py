@@ -68,7 +68,7 @@ class CachedGraph(CachedCode):
             if packaged:
                 raise PackageError(f"a graph cannot be saved: {error}") from error
             builder.shared.recorder.note(captures_not_kept=f"{builder.origin.what}: {error}")
-        if not packaged or builder.options.captures:
+        if not packaged or builder.options.package == "captures":
             function, warm_start = builder.build_with_warm_start(graph, warm_starts=recipe is not None)
             content = None if recipe is None else _content(recipe, None, warm_start, builder)
             builder.shared.recorder.count_cache("capture", misses=1, written_bytes=len(content or b""))

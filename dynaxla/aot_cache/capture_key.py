@@ -39,7 +39,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder, placement: str = "") ->
         return None
     if packaged:
         why = (
-            find_unkeyed(module, _TORCHS | {"transformers"}) if options.captures else None
+            find_unkeyed(module, _TORCHS | {"transformers"}) if options.package == "captures" else None
         )  # the engine's key has its version
     else:
         why = find_distrust() or find_unkeyed(module) or capture_cache.find_bypass_reason(module)

@@ -86,6 +86,7 @@ _OF_PROGRAMS = MappingProxyType(
         "compile": "it says when programs are compiled",
         "cache": _OF_STORAGE,
         "captures": _OF_STORAGE,
+        "package": _OF_STORAGE,
         "max_executables": "it says how many programs are in memory",
         "verify": _WATCHES,
         "verify_action": _WATCHES,

@@ -14,12 +14,11 @@ from dynaxla.isolation.forking import new_lock
 from dynaxla.lowering.call_graph import mark_joint
 from dynaxla.lowering.program_keys import module_key
 from dynaxla.ops import replica_collectives as collectives
-from dynaxla.ops.replica_collectives import Groups
 from dynaxla.options import Options
 from dynaxla.runtime.client import Buffer, Client, Executable
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.pjrt_clients import cpu_client
-from dynaxla.types import TensorSpec
+from dynaxla.types import Groups, TensorSpec
 
 Body = Callable[..., Sequence[jax.Array]]
 

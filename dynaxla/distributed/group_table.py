@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from dynaxla.isolation.forking import new_lock
-from dynaxla.ops.replica_collectives import Groups
 from dynaxla.runtime.process_set import ProcessSet
+from dynaxla.types import Groups
 
 
 @dataclass(frozen=True, slots=True)

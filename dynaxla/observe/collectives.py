@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from dynaxla.types import Groups
+
 KINDS = (
     "all-reduce",
     "all-gather",
@@ -17,8 +19,6 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-
-Groups = tuple[tuple[int, ...], ...]
 
 _RESULT = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")

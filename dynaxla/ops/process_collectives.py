@@ -8,8 +8,8 @@ from dynaxla.bucketing.pad_rules import process_collectives as process_collectiv
 from dynaxla.custom_ops.process_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from dynaxla.ops import replica_collectives as collectives
 from dynaxla.ops.record import OpFamily
-from dynaxla.ops.replica_collectives import Groups
 from dynaxla.ops.views import Ints
+from dynaxla.types import Groups
 
 OPS = OpFamily()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,7 @@ import numpy as np
 
 from dynaxla.errors import OptionError
 from dynaxla.runtime import xla
-
-Groups: TypeAlias = tuple[tuple[int, ...], ...]
+from dynaxla.types import Groups
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 """As torch names them in functional collectives."""

@@ -20,13 +20,19 @@ import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
 from torch._functorch._aot_autograd import autograd_cache
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, BypassAOTAutogradCache, check_cacheable
+from torch._functorch._aot_autograd.autograd_cache import (
+    AOTAutogradCache,
+    AOTAutogradCacheDetails,
+    BypassAOTAutogradCache,
+    check_cacheable,
+)
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import TracingContext
 from torch._inductor import config as _inductor_config
-from torch._inductor.codecache import BypassFxGraphCache
+from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._library.opaque_object import is_opaque_reference_type
 from torch.compiler import config as _compiler_config
 from torch.fx import GraphModule
 
@@ -89,16 +95,41 @@ def use_cache_tag(tag: str) -> Iterator[None]:
     Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which torch stores only Inductor's
     results; and `force_non_lazy_backward_lowering`, since a backward compiled at its first call would be compiled
     outside of this context.
+
+    Keys have nothing of Inductor's: see `_describe_graph`.
     """
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     with ExitStack() as during:
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
             during.enter_context(_random_keys())
+        during.enter_context(compile_lock)
+        during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
         yield
+
+
+def _describe_graph(
+    self: AOTAutogradCacheDetails, module: GraphModule, example_inputs: Sequence[Any], fx_config: Any
+) -> None:
+    """Describes a graph for torch's key without Inductor, which compiles none of it: its settings, back ends and source.
+
+    They take half a second to a second of each process. torch's version and its settings are in the tag. Relies on
+    `AOTAutogradCacheDetails._init_fx_graph_hash_details`, which is where all of Inductor's part is; the rest of the key is
+    made before it, and what has attributes here is hashed by torch's pickler.
+
+    Raises:
+        BypassAOTAutogradCache: the graph has no key.
+    """
+    try:
+        FxGraphCache._check_can_cache(module, example_inputs, fx_config)
+    except BypassFxGraphCache as refusal:
+        raise BypassAOTAutogradCache(str(refusal)) from refusal
+    self.gm = module
+    self.example_inputs = [type(x).__qualname__ if is_opaque_reference_type(type(x)) else x for x in example_inputs]
+    self.cache_key_tag = _compiler_config.cache_key_tag  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -110,7 +141,7 @@ def _random_keys() -> Iterator[None]:
     excludes other captures while these are replaced.
     """
     unwritten = patch.object(AOTAutogradCache, "_write_to_local_cache", lambda key, content: None)
-    with compile_lock, patch.object(autograd_cache, "random", SystemRandom()), unwritten:
+    with patch.object(autograd_cache, "random", SystemRandom()), unwritten:
         yield
 
 

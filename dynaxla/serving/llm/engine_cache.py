@@ -32,7 +32,7 @@ from dynaxla.torch_api.dynamo import compile_lock
 
 logger = logging.getLogger("dynaxla")
 
-_OPTIONS: Mapping[str, object] = MappingProxyType({"captures": True})
+_OPTIONS: Mapping[str, object] = MappingProxyType({"package": "captures"})
 """With which an engine's programs are captured."""
 
 _UNREAD = ("generation_config",)  # it is `generate`'s, and has a hash in it that no other process gives
