@@ -14,7 +14,7 @@ from dynaxla.aot_cache.capture_key import find_tag
 from dynaxla.bucketing.dynamic_dim_hints import mark_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
-from dynaxla.decompositions.choose_decompositions import choose_decompositions
+from dynaxla.decompositions.choose_decompositions import GraphDecompositions
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.resize import keep_resizes_whole
@@ -190,7 +190,7 @@ class GraphCompiler:
 
         capture = aot_autograd(
             **self._compilers(plain if tag is None else kept),
-            decompositions=choose_decompositions(self._process.registered.current.bodies, self._options.rng),
+            decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
             partition_fn=partial(partition_saving_padded, placement=self._placement),
         )
         with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():

@@ -180,8 +180,7 @@ class GraphBuilder:
                 raise PackageError("a graph is not what was saved with it", "save it anew")
             return whole.graphs
 
-        options, pads = self.options, builder.pipeline.choice.table.pads
-        later = PartGraphs.later(warm_start.facts, warm_start.known, options.fold_parameters, pads, graphs)
+        later = PartGraphs.later(warm_start.facts, warm_start.known, self.options.fold_parameters, graphs)
         return _wrap_parts(
             builder.build_partitioned(WholePart(later, warm_start.messages)), warm_start.seeds, warm_start.aliases
         )

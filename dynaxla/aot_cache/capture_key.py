@@ -103,8 +103,10 @@ def capture_tag(
 
 def registered_ops(table: OpTable) -> list[str]:
     """The ops whose records are not this package's: the user's, by name."""
-    own = core_table().records
-    return sorted(str(op) for op, record in table.records.items() if own.get(op) is not record)
+    own = core_table()
+    if table is own:
+        return []  # and no record is read
+    return sorted(str(op) for op, record in table.records.items() if own.records.get(op) is not record)
 
 
 def capture_environment() -> Environment:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import torch
 from torch.fx import GraphModule
 
 from dynaxla.bucketing.size_buckets import SymbolPolicies
@@ -59,8 +60,11 @@ def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Opt
     """The recipe of a graph that no pass has seen, as bytes.
 
     Raises:
-        CannotPickle: something of it is of this process alone; the text says what.
+        CannotPickle: something of it is of this process alone, or an op has an effect: torch, which hands such ops a token to
+            order them, hands none to a graph that it loads. The text says what.
     """
+    if effects := graph.module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
+        raise CannotPickle(f"{effects[0].args[1]} has an effect, and torch does not order the effects of loaded graphs")
     if objects := list(dict.fromkeys(filter(None, map(opaque_class_of, graph.module.graph.nodes)))):
         raise CannotPickle(f"it takes an object that is of this process alone: {', '.join(objects)}")
     module = GraphModule(graph.module, copy_graph(graph.module.graph))

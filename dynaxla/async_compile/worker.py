@@ -110,7 +110,7 @@ class RequestHandler:
         self._parts: OrderedDict[str, PartGraphs] = OrderedDict()
         self._log = _LogLines()
         logging.getLogger("dynaxla").addHandler(self._log)
-        core_table()
+        _ = core_table().records  # read before anybody waits
         stablehlo_module.load()
 
     def answer(self, request: CompileRequest | PlanRequest) -> bytes:

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.quantized import quantized_decompositions
 from dynaxla.decompositions.random_draws import random_decompositions
-from dynaxla.ops.table import core_table
+from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload
 
+Decompose = Callable[..., Any]
 
-def choose_decompositions(rules: Mapping[OpOverload, Any], rng: str) -> dict[OpOverload, Callable[..., Any]]:
-    """The decompositions of a graph: those of random ops only if `rng` is "compiled", none of ops to which the user
-    gave a body.
+
+class GraphDecompositions(Mapping[OpOverload, Decompose]):
+    """The decompositions of a graph: those of random ops only if `rng` is "compiled", none of ops with a body of the user's.
+
+    They are chosen when AOTAutograd traces: a capture that is found on disk needs none.
 
     Args:
-        rules: the JAX body of each op.
+        table: the records of the graph's ops.
         rng: the option.
     """
-    own = core_table().bodies
-    available = {**decomposition_table(), **quantized_decompositions()}
-    if rng == "compiled":
-        available = {**available, **random_decompositions()}
-    return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
+
+    def __init__(self, table: OpTable, rng: str) -> None:
+        self._table = table
+        self._rng = rng
+
+    @cached_property
+    def _chosen(self) -> dict[OpOverload, Decompose]:
+        rules, own = self._table.bodies, core_table().bodies
+        available = {**decomposition_table(), **quantized_decompositions()}
+        if self._rng == "compiled":
+            available = {**available, **random_decompositions()}
+        return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
+
+    def __getitem__(self, op: OpOverload) -> Decompose:
+        return self._chosen[op]
+
+    def __iter__(self) -> Iterator[OpOverload]:
+        return iter(self._chosen)
+
+    def __len__(self) -> int:
+        return len(self._chosen)

@@ -5,7 +5,6 @@ So a branch becomes `stablehlo.case`, a loop `stablehlo.while`, and a sub-graph 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from jax import lax
 from torch.fx import GraphModule, Node, map_arg
 
 from dynaxla.custom_ops.constrain import CONSTRAIN, IN_REGION
+from dynaxla.fx.graph_utils import attribute
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
 from dynaxla.torch_api.overloads import HigherOrderOperator
@@ -41,7 +41,7 @@ def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) 
     """Computes a call of a higher-order operator.
 
     Args:
-        target: one of `TARGETS`.
+        target: one of `_BODIES`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
         bodies: the JAX bodies of the sub-graphs' ops.
     """
@@ -63,14 +63,6 @@ def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
     returned: Any = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(values[x] if isinstance(x, Node) else x for x in results)
-
-
-def attribute(module: GraphModule, node: Node) -> object:
-    """The attribute that a `get_attr` node reads."""
-    value: object = module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _held(module: GraphModule, node: Node) -> object:
@@ -156,8 +148,3 @@ _BODIES: Mapping[HigherOrderOperator, Callable[..., Values]] = {
     torch.ops.higher_order.map_impl: _map,
     torch.ops.higher_order.invoke_subgraph: _invoke,
 }
-TARGETS = frozenset(_BODIES)
-"""The higher-order operators that are lowered."""
-
-PLAIN = frozenset({operator.getitem, *_SIZES})
-"""Functions that a sub-graph may call in addition to ops with bodies and arithmetic on sizes."""

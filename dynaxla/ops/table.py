@@ -1,10 +1,13 @@
-"""The op table: all records, by overload. A table is immutable; adding records makes a new one."""
+"""The op table: all records, by overload. A table is immutable; adding records makes a new one.
+
+Records are read when they are first asked for: a process that finds captures and programs on disk needs none.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 
@@ -20,23 +23,34 @@ from dynaxla.torch_api.overloads import OpOverload, is_named_by_digest
 
 
 class OpTable:
-    """All supported ops. Read-only: `adding` returns a new table.
+    """All supported ops. Read-only: `with_records` returns a new table.
 
-    Attributes:
-        records: the records, by overload.
-        bodies: the body of each overload.
-        pads: the pad rule of each overload that has one.
-        forms: the aten form of each overload that has one.
+    Args:
+        read: makes the records, by overload.
     """
 
-    def __init__(self, records: Mapping[OpOverload, Record] | None = None) -> None:
-        known = dict(records or {})
-        self.records: Mapping[OpOverload, Record] = MappingProxyType(known)
-        self.bodies: Mapping[OpOverload, Body] = MappingProxyType({op: one.body for op, one in known.items()})
-        pads = {op: one.pad for op, one in known.items() if one.pad is not None}
-        self.pads: Mapping[OpOverload, PadRule] = MappingProxyType(pads)
-        forms = {op: one.as_aten for op, one in known.items() if one.as_aten is not None}
-        self.forms: Mapping[OpOverload, Form] = MappingProxyType(forms)
+    def __init__(self, read: Callable[[], Mapping[OpOverload, Record]] = dict) -> None:
+        self._read = read
+
+    @cached_property
+    def records(self) -> Mapping[OpOverload, Record]:
+        """The records, by overload."""
+        return MappingProxyType(dict(self._read()))
+
+    @cached_property
+    def bodies(self) -> Mapping[OpOverload, Body]:
+        """The body of each overload."""
+        return MappingProxyType({op: one.body for op, one in self.records.items()})
+
+    @cached_property
+    def pads(self) -> Mapping[OpOverload, PadRule]:
+        """The pad rule of each overload that has one."""
+        return MappingProxyType({op: one.pad for op, one in self.records.items() if one.pad is not None})
+
+    @cached_property
+    def forms(self) -> Mapping[OpOverload, Form]:
+        """The aten form of each overload that has one."""
+        return MappingProxyType({op: one.as_aten for op, one in self.records.items() if one.as_aten is not None})
 
     def with_records(self, new: Iterable[Record], *, replace: bool = False) -> OpTable:
         """Returns a table with these records and new ones.
@@ -49,7 +63,7 @@ class OpTable:
             if record.target in records and not replace:
                 raise OptionError(f"{record.target} has a lowering already", "replace=True puts another in its place")
             records[record.target] = record
-        return OpTable(records)
+        return OpTable(lambda: records)
 
     def is_own(self, op: object) -> bool:
         """Whether a node's target has the package's own record, or no record at all: the user registered no other."""
@@ -76,15 +90,19 @@ def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
 
 @cache
 def core_table() -> OpTable:
-    """The package's own ops; imports JAX.
+    """The package's own ops. Records import JAX.
 
-    Raises:
+    Raises (then):
         OptionError: an overload has two records.
         TypeError: a pad rule declares no role for an argument of one of its ops.
     """
+    return OpTable(_read_core_records)
+
+
+def _read_core_records() -> Mapping[OpOverload, Record]:
     table = OpTable().with_records(record for _, records in families() for record in records)
     check_arguments(table.pads)
-    return table
+    return table.records
 
 
 class OpRegistry:

@@ -65,9 +65,7 @@ class PartGraphs:
         self._set(facts, None, fold, pads, _Cut(module, split))
 
     @classmethod
-    def later(
-        cls, facts: PartSignature, known: PartIdentity, fold: bool, pads: PadRules, read: Callable[[], PartGraphs]
-    ) -> PartGraphs:
+    def later(cls, facts: PartSignature, known: PartIdentity, fold: bool, read: Callable[[], PartGraphs]) -> PartGraphs:
         """The graphs of a part that another process described. They are read when something needs more than the description.
 
         Args:
@@ -75,7 +73,7 @@ class PartGraphs:
             read: reads the graphs.
         """
         made = cls.__new__(cls)
-        made._set(facts, known, fold, pads, None)
+        made._set(facts, known, fold, {}, None)
         made._read = read
         return made
 
@@ -108,7 +106,7 @@ class PartGraphs:
             read = self._read()
             if (read.facts, read.name) != (self.facts, self.name):
                 raise PackageError("a graph is another one than what was saved with it", "save it anew")
-            self._cut = read._cut
+            self._cut, self._pads = read._cut, read._pads
             assert self._cut is not None
         return self._cut
 
