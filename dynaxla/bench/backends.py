@@ -1,6 +1,7 @@
 """Backends by their names on the command line, and how each runs a model.
 
 eager                                 PyTorch, as it is
+dynamo                                PyTorch as torch.compile captures it: what Dynamo alone takes (torch's backend "eager")
 inductor                              torch.compile's own backend; so any other that torch knows
 dynaxla                               this package
 dynaxla:bucketing=off,compile=behind  with options of the backend, or arguments of torch.compile (dynamic, fullgraph, mode)
@@ -29,6 +30,7 @@ from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
 OF_TORCH_COMPILE = ("dynamic", "fullgraph", "mode")
 DEVICE_WAYS = ("compiled", "eager", "fused")
+_NAMES_IN_TORCH = {"device": "dynaxla", "dynamo": "eager"}
 Calls = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
@@ -59,7 +61,7 @@ class BenchBackend:
             OptionError: an unknown backend or option (the message has the nearest), or a value that the option does not take.
         """
         name, _, rest = text.partition(":")
-        known = ["eager", "dynaxla", "device", *torch.compiler.list_backends(exclude_tags=())]
+        known = ["eager", "dynamo", "dynaxla", "device", *torch.compiler.list_backends(exclude_tags=())]
         require_member(name, dict.fromkeys(known), "backend")
         given = dict(_setting(text, piece) for piece in rest.split(",") if piece)
         if given and name == "eager":
@@ -102,7 +104,7 @@ class BenchBackend:
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.name == "eager" or self.mode != "compiled":
             return function
-        how = {"backend": "dynaxla" if self.name == "device" else self.name, **self.arguments}
+        how = {"backend": _NAMES_IN_TORCH.get(self.name, self.name), **self.arguments}
         if self.options:
             how["options"] = dict(self.options)
         try:

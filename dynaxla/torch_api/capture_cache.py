@@ -128,7 +128,8 @@ def _describe_graph(
     except BypassFxGraphCache as refusal:
         raise BypassAOTAutogradCache(str(refusal)) from refusal
     self.gm = module
-    self.example_inputs = [type(x).__qualname__ if is_opaque_reference_type(type(x)) else x for x in example_inputs]
+    described: list[Any] = [type(x).__qualname__ if is_opaque_reference_type(type(x)) else x for x in example_inputs]
+    self.example_inputs = described
     self.cache_key_tag = _compiler_config.cache_key_tag  # type: ignore[attr-defined]
 
 

@@ -65,6 +65,29 @@ def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.glob("aotautograd/*/*"))
 
 
+@boundary("capture_cache.use_cache_tag")
+@torch.no_grad()
+def test_keys_have_the_graph_and_its_inputs_and_nothing_of_inductors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def count_keys(function: Any, x: Tensor) -> int:
+        torch._dynamo.reset()
+        torch.compile(function, backend=backend, dynamic=False)(x)
+        return len(list(tmp_path.glob("aotautograd/*")))
+
+    assert count_keys(lambda x: x.sin() * 2, torch.ones(3)) == 1
+    with torch._inductor.config.patch(max_autotune=True, epilogue_fusion=False):
+        assert count_keys(lambda x: x.sin() * 2, torch.ones(3)) == 1
+    assert count_keys(lambda x: x.sin() * 3, torch.ones(3)) == 2
+    assert count_keys(lambda x: x.sin() * 3, torch.ones(4)) == 3
+    assert count_keys(lambda x: x.sin() * 3, torch.ones(4, dtype=torch.float64)) == 4
+    assert count_keys(lambda x: x.sin() * 3, torch.ones(4, 1).t()[0]) == 4
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        assert count_keys(lambda x: x.sin() * 3, torch.ones(4)) == 5
+
+
 @boundary("capture_cache.NotCacheable")
 def test_what_refuses_to_be_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
