@@ -10,7 +10,7 @@
 processor time of all threads, which other load on the machine does not lengthen.
 
 "first" has empty caches. "second" finds programs and AOTAutograd's captures. With --dynamo, Dynamo alone is measured beside it,
-which no cache saves. With --precompile, a third process saves Dynamo's captures (`caching_precompile`), and a fourth loads them:
+which no cache saves. With --precompile, a third process saves Dynamo's captures (`caching_precompile`), a fourth loads them:
 "captures found". The fastest of --times runs counts. dynaxla/bench/start_process.py says when the clock starts.
 """
 
