@@ -49,7 +49,8 @@ class LoweredOp:
     calls: int = 1
 
     def __str__(self) -> str:
-        of = f" (of {self.stands_for})" if self.stands_for else ""
+        made = "rewritten" if self.op.startswith("dynaxla.") else "decomposed"
+        of = f" ({made} from {self.stands_for})" if self.stands_for else ""
         return f"{self.op}{of}: {self.lowered_by}, {_count(self.calls, 'call')}{_at(self.where)}"
 
 
