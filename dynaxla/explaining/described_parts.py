@@ -23,7 +23,7 @@ from dynaxla.programs.specialization import ArgumentSpec, BucketSpec, ExactSpec,
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.symbols import example
-from dynaxla.types import MODULE_PATH, NOT_DONATED, ORIGIN
+from dynaxla.types import MODULE_PATH, NOT_DONATED, ORIGIN, TensorSpec
 
 ATTENTIONS = ("attention.default", "_scaled_dot_product_flash_attention_for_cpu.default")
 _MEMORY = ("arguments", "outputs", "temporaries", "code", "aliased", "peak")
@@ -235,7 +235,7 @@ def _list_folded(fold: Graph | None) -> Iterator[FoldedValue]:
             if node in sources and node.op == "call_function":
                 ops.append(node)
         where = next(filter(None, map(_place, reversed(ops))), "")
-        yield FoldedValue(tuple(str(o.target) for o in ops), describe_value(value), value.meta["val"].nbytes, where)
+        yield FoldedValue(tuple(str(o.target) for o in ops), describe_value(value), _count_bytes(value, ()), where)
 
 
 def _list_calls(part: PartPrograms) -> tuple[tuple[LoweredOp, ...], tuple[OpWork, ...]]:
@@ -258,7 +258,10 @@ def _list_calls(part: PartPrograms) -> tuple[tuple[LoweredOp, ...], tuple[OpWork
             line = source_line(node)
             at = (shorten_op(node.target), node.meta.get(MODULE_PATH, ""), f"{line.file}:{line.line}" if line else "")
             spent = work.get(at, OpWork(*at))
-            flops, nbytes = spent.flops + count_flops(node), spent.nbytes + _count_bytes(node)
+            flops, nbytes = (
+                spent.flops + int(count_flops(node)),
+                spent.nbytes + _count_bytes(node, node.all_input_nodes),
+            )
             work[at] = replace(spent, flops=flops, nbytes=nbytes)
     return tuple(lowered.values()), tuple(work.values())
 
@@ -330,10 +333,10 @@ def count_flops(node: Node) -> int:
     return 0
 
 
-def _count_bytes(node: Node) -> int:
-    """Of a call's operands and results."""
-    values = [value for each in (*node.all_input_nodes, node) for value in _tensors(each.meta.get("val"))]
-    return sum(value.nbytes for value in values)
+def _count_bytes(node: Node, operands: Iterable[Node]) -> int:
+    """Of a call's results, and of these operands."""
+    values = [value for each in (*operands, node) for value in _tensors(each.meta.get("val"))]
+    return sum(int(TensorSpec.from_tensor(value).nbytes) for value in values)  # a size may be a symbol that guards fix
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from dynaxla.cache.environment_key import versions
 from dynaxla.errors import OptionError
 from dynaxla.explaining.account import Account
-from dynaxla.explaining.described_parts import describe_parts, write_bytes
+from dynaxla.explaining.described_parts import OpWork, describe_parts, write_bytes
 from dynaxla.explaining.measured_calls import MeasuredCalls, forget_captures, measure_calls
 from dynaxla.explaining.slowdowns import Slowdown, find_all
 from dynaxla.observe.graph_breaks import breaks_without_graph
@@ -63,15 +63,19 @@ class Explanation:
 
     def list_costs(self) -> list[OpCost]:
         """The ops by the time of the devices, the most first."""
-        work = {(each.op, each.module, each.place): each for part in self.account.parts for each in part.work}
+        work: dict[tuple[str, ...], list[OpWork]] = {}
+        for each in (each for part in self.account.parts for each in part.work):
+            work.setdefault((each.op, each.module, each.place), []).append(each)
+            work.setdefault((each.op, each.module), []).append(each)  # a program that was loaded has its maker's lines
         times = group_time(self.calls.ops, lambda op: "\0".join((op_of(op), module_of(op), line_of(op))))
         sources = {(op_of(o), module_of(o), line_of(o)): o.source for o in self.calls.ops if o.source is not None}
         found = []
         for name, spent in times.items():
             op, module, line = name.split("\0")
             source = sources.get((op, module, line))
-            known = None if source is None else work.get((source.op, source.module, source.place))
-            flops, nbytes = (0, 0) if known is None else (known.flops, known.nbytes)
+            keys = [] if source is None else [(source.op, source.module, source.place), (source.op, source.module)]
+            known = next((work[key] for key in keys if key in work), [])
+            flops, nbytes = (known[0].flops, known[0].nbytes) if len(known) == 1 else (0, 0)
             found.append(OpCost(op, module, line, spent / 1e6, flops, nbytes))
         return found
 
