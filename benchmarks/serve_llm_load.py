@@ -191,7 +191,7 @@ def make_settings(options: argparse.Namespace) -> EngineSettings:
         max_seq_len=options.max_seq_len,
         rows=tuple(sorted({*options.rows, options.slots})),
         kv_lengths=tuple(sorted({*options.kv_lengths, options.max_seq_len})),
-        prefill_chunks=((1, 32), (2, 32), (4, 32)),
+        prefill_chunks=tuple((rows, 32) for rows in (1, 2, 4) if rows <= options.slots),
         steps=options.steps,
         max_queue=1024,
     )

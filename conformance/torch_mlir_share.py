@@ -13,7 +13,6 @@ them.
 from __future__ import annotations
 
 import argparse
-import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -26,11 +25,10 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 import dynaxla
+from dynaxla.explaining.described_parts import count_flops
 from dynaxla.pipeline import Pipeline
 from tests.zoo.registry import ARCHITECTURES, Architecture, find
 from tests.zoo.test_zoo import run
-
-ATTENTIONS = ("attention.default", "_scaled_dot_product_flash_attention_for_cpu.default")
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Share:
         for node in graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
-            work, by_body = flops(node), not pipeline.choice.offers(node)
+            work, by_body = count_flops(node), not pipeline.choice.offers(node)
             self.nodes += 1
             self.flops += work
             self.nodes_by_torch_mlir += not by_body
@@ -79,28 +77,6 @@ def named(node: Node) -> str:
     """The op of a call and the dtypes of its tensors."""
     dtypes = {str(n.meta["val"].dtype)[6:] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)}
     return f"{node.target} {' '.join(sorted(dtypes))}"
-
-
-def flops(node: Node) -> int:
-    """Multiplications and additions of a product, a convolution or an attention; 0 for any other op."""
-    assert isinstance(node.target, OpOverload)
-    name = str(node.target).split(".", 1)[1]
-    sizes = [tuple(n.meta["val"].shape) if isinstance(n, Node) else () for n in node.args if not isinstance(n, list)]
-    values = node.meta["val"]
-    result: tuple[int, ...] = tuple(values.shape) if isinstance(values, torch.Tensor) else ()
-    if name in ("mm.default", "bmm.default", "linear.default"):
-        return 2 * math.prod(result) * sizes[0][-1]
-    if name in ("addmm.default", "baddbmm.default"):
-        return 2 * math.prod(result) * sizes[1][-1]
-    if name == "convolution_channels_last.default":
-        return 2 * math.prod(result) * math.prod(sizes[1][:-1])
-    if name == "convolution.default":
-        pixels = math.prod(sizes[0] if node.args[6] else result)
-        return 2 * pixels * math.prod(sizes[1][1:])
-    if name in ATTENTIONS:
-        query, key, value = sizes[:3]
-        return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-    return 0
 
 
 def measure(architecture: Architecture) -> Share:

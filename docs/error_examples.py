@@ -39,6 +39,25 @@ import dynaxla
 dynaxla.use("cpu")
 dist.init_process_group("dynaxla")
 """
+_PROFILE = """\
+import jax, dynaxla
+
+jax.devices()  # loads libtpu, which finds no TPU
+with dynaxla.profile():
+    pass
+"""
+_MESH = """\
+import time
+import torch, dynaxla
+
+dynaxla.distributed.initialize()
+dynaxla.use("cpu", devices=2)
+mesh = dynaxla.make_mesh((4,), ("data",))
+x = dynaxla.shard(torch.randn(8, 4), mesh, ("data",))  # each process draws its own numbers
+for _ in range(400):
+    (x * 2).sum().item()
+    time.sleep(0.02)
+"""
 _ENGINE = """\
 import math
 import dynaxla
@@ -130,6 +149,12 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             'dynaxla.compile_for_target(branch, (x,), target="cpu")',
             "The line named asks for a value of a tensor, and there is none without the device: keep the value in a tensor "
             "(`torch.where`), or leave that line out of what is compiled.",
+        ),
+        "DX180": ErrorExample(
+            _PROFILE,
+            "Start the process with `JAX_PLATFORMS=cpu`, so that JAX loads no libtpu where there is no TPU: XLA's profiler would "
+            "end the process. `torch.profiler` shows the host alone there.",
+            processes=1,
         ),
         "DX200": ErrorExample(
             '@torch.library.custom_op("guide::double", mutates_args=())\n'
@@ -245,6 +270,12 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
             "The text names both programs: let all processes run the same ones, of the same sizes, in the same order.",
             processes=2,
         ),
+        "DX630": ErrorExample(
+            _MESH,
+            "Give all processes the same values: `torch.manual_seed` with one number in all of them before weights and inputs are "
+            "drawn, and numbers that do not depend on the rank.",
+            processes=2,
+        ),
         "DX710": ErrorExample(
             _SERVING + "with Server(lambda texts: texts, len, Settings(max_size=8, min_size=2)) as server:\n"
             '    server.submit("x")',
@@ -279,5 +310,5 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
         ),
     }
 )
-"""By the error's id. DX000, DX300 and DX700 are classes of others, and never raised themselves. DX180 needs a machine with libtpu
-and without a TPU, DX630 a mesh over several processes (tests/distributed/)."""
+"""By the error's id. DX000, DX300 and DX700 are classes of others, and never raised themselves. DX180 is raised where
+libtpu is installed and no TPU is."""

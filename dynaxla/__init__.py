@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dynaxla.device.launch import launch
     from dynaxla.device.registration import device_mode, use
     from dynaxla.device.sharding import fully_shard, make_mesh, shard, sharding
+    from dynaxla.explaining.account import report
     from dynaxla.explaining.explanation import Explanation, explain
     from dynaxla.mesh import Mesh, Sharding
     from dynaxla.observe.recorder import Metrics
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dynaxla.precompile.program_report import ProgramReport
     from dynaxla.precompile.warmup import freeze, warmup
     from dynaxla.profiling.profile import Profile, profile
-    from dynaxla.runtime_state import mark_bucketed, prometheus_text, read_metrics, recorder, report
+    from dynaxla.runtime_state import mark_bucketed, prometheus_text, read_metrics, recorder
     from dynaxla.verify.compare_functions import Comparison, compare
 
 __version__ = "0.1.0"
@@ -72,9 +73,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(
-        ("mark_bucketed", "prometheus_text", "read_metrics", "recorder", "report"), "dynaxla.runtime_state"
-    ),
+    **dict.fromkeys(("mark_bucketed", "prometheus_text", "read_metrics", "recorder"), "dynaxla.runtime_state"),
+    "report": "dynaxla.explaining.account",
     **dict.fromkeys(("Histogram", "Plan", "plan_buckets"), "dynaxla.bucketing.bucket_planner"),
     **dict.fromkeys(("freeze", "warmup"), "dynaxla.precompile.warmup"),
     "dynaxla": "dynaxla.backend",

@@ -217,6 +217,8 @@ class GraphBuilder:
     ) -> MakePart:
         def compiled(graphs: PartGraphs) -> PartFunction:
             programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
+            if on_miss is None:  # else it is an op, not a graph of the user's
+                self.shared.parts[id(programs)] = programs
             return make_part(programs, self.shared.watch, on_miss or self.miss_policy, self.shared.compile_service)
 
         return compiled

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -21,14 +22,12 @@ from dynaxla.isolation.forking import CAPTURING, TRACING, hold_across_forks
 from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
-from dynaxla.observe.graph_breaks import skipped_modules
 from dynaxla.observe.recorder import Metrics, Recorder
-from dynaxla.observe.report_text import write_report
 from dynaxla.ops.table import OpRegistry, core_table
-from dynaxla.programs.miss_policy import FunctionPolicies, is_compiled
+from dynaxla.programs.miss_policy import FunctionPolicies
+from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime.weight_residency import WriteTracker
-from dynaxla.targets.registry import mesh_devices
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.versions import check_versions
@@ -38,7 +37,11 @@ hold_across_forks(compile_lock, depth=CAPTURING)  # Dynamo's lock; Dynamo is at 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState:
-    """What the graphs of one process share."""
+    """What the graphs of one process share.
+
+    Attributes:
+        parts: the programs of the parts of captured graphs that are alive, in the order in which they were built.
+    """
 
     recorder: Recorder = field(default_factory=Recorder)
     watch: WriteTracker = field(default_factory=WriteTracker)
@@ -49,6 +52,7 @@ class RuntimeState:
     executables: ExecutableCache = field(default_factory=lambda: ExecutableCache(open_store()))
     marks: MarkedDims = field(default_factory=MarkedDims)
     function_policies: FunctionPolicies = field(default_factory=FunctionPolicies)
+    parts: WeakValueDictionary[int, PartPrograms] = field(default_factory=WeakValueDictionary)
     tracing: threading.RLock = field(default_factory=threading.RLock)
     compile_service: CompileService = field(init=False)
     choice: LoweringChoice = field(default_factory=lambda: LoweringChoice(KnownFailures(failures_file("torch-mlir"))))
@@ -99,26 +103,6 @@ def prometheus_text() -> str:
     except ModuleNotFoundError as error:
         raise VersionError("prometheus-client is not installed", "pip install 'dynaxla[metrics]'") from error
     return write_text(read_metrics())
-
-
-def report() -> str:
-    """The graphs in the order of their capture, each with the line where it ended early and Dynamo's reason, what runs in
-    eager, which parts have many programs, which functions Dynamo captures no more, and the programs over meshes, with how their
-    arguments are sharded and their collectives, with the bytes of their results on one device, since the process began.
-
-    A break without a graph is one before which nothing was captured or that lies inside of a loop: such a function, which is
-    not known by its backend, runs in eager. So does a module of torch.nn that was compiled in place, but for the modules of
-    other classes within it, which are captured one by one.
-    """
-    skipped = {type(module).__name__ for module in skipped_modules() if is_compiled(module)}
-    return write_report(read_metrics(), skipped, _list_partitioned())
-
-
-def _list_partitioned() -> list[tuple[str, bool, str]]:
-    """The programs over meshes: what each computes, whether it is a part of a compiled graph, and its optimized HLO."""
-    devices = mesh_devices()
-    programs = [] if devices is None else list(devices.programs.items())
-    return [(*named, program.hlo_text()) for program, named in programs]
 
 
 def mark_bucketed(

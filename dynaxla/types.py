@@ -75,6 +75,9 @@ DONATED = "dynaxla_donated"
 """On a placeholder: index of the graph's result that is its new value, so that an executable may reuse the
 placeholder's memory for it. Set when a graph is split into parts, and on a static graph; read when calls are linked."""
 
+NOT_DONATED = "dynaxla_not_donated"
+"""On a placeholder that the graph writes to: why no executable takes its memory, with the user's line. Read by `explain`."""
+
 SAVED = "dynaxla_saved"
 """Only the backward reads this output of a forward, and its strides. Set when AOTAutograd partitions the joint graph;
 read once, when it compiles the forward (`Saved.outputs`)."""

@@ -10,24 +10,9 @@ from dynaxla.bench.record_comparison import Change, compare_records
 from dynaxla.bench.records import BenchRecord, CaseResult
 from dynaxla.bench.report_charts import draw_latencies, draw_speedups, draw_stages, draw_waste
 from dynaxla.bench.result_tables import describe_run, make_rows, write_number
+from dynaxla.observe.html_page import make_html, write_table
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --panel: #f6f7f9; --line: #d4d8de; --dim: #5d6570;
-  --true: #4c78a8; --padded: #f5b36b; --bad: #c0272d; --good: #1f7a33; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e8eb; --page: #15181c; --panel: #1f242a; --line: #3a414a;
-  --dim: #9aa3ae; --bad: #ff7b7b; --good: #7bd88f; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--page); color: var(--text);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.4rem; margin: .2rem 0; } h2 { font-size: 1.15rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
-p { margin: .2rem 0 .8rem; color: var(--dim); overflow-wrap: anywhere; }
-section { margin: 1.5rem 0; padding-top: 1rem; border-top: 1px solid var(--line); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .3rem; font-size: .82rem; text-align: right;
-  border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
-  white-space: normal; overflow-wrap: anywhere; min-width: min(9.5rem, 40vw); }
-th { font-weight: 600; color: var(--dim); } .bad { color: var(--bad); } .good { color: var(--good); }
+_STYLE = """
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; margin-top: 1rem; }
 figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 6px; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: .5rem; } figcaption small { font-weight: 400; color: var(--dim); display: block; }
@@ -64,13 +49,11 @@ def make_page(record: BenchRecord, before: BenchRecord | None = None) -> str:
     """The page as HTML."""
     changes = "" if before is None else _write_changes(compare_records(before, record), before)
     sections = "".join(_write_case(case) for case in record.cases)
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>dynaxla bench, {escape(record.made)}</title><style>{STYLE}</style></head><body>"
+    body = (
         f"<h1>dynaxla bench</h1><p>{escape(record.made)} UTC. {escape(describe_run(record))}</p>"
-        f"<p><code>{escape(shlex.join(record.command))}</code></p>{changes}{sections}</body></html>\n"
+        f"<p><code>{escape(shlex.join(record.command))}</code></p>{changes}{sections}"
     )
+    return make_html(f"dynaxla bench, {record.made}", body, _STYLE)
 
 
 def _write_case(case: CaseResult) -> str:
@@ -85,7 +68,7 @@ def _write_case(case: CaseResult) -> str:
     inputs = f"; {len(case.inputs)} calls of sizes that vary" if len(case.inputs) > 1 else ""
     return (
         f"<section><h2>{escape(case.name)}</h2><p>{escape(case.about + inputs)}</p>{failures}"
-        f'{_write_table(headings, rows, ["bad" if each else "" for each in bad])}<div class="figures">{figures}</div></section>'
+        f'{write_table(headings, rows, ["bad" if each else "" for each in bad])}<div class="figures">{figures}</div></section>'
     )
 
 
@@ -103,13 +86,4 @@ def _write_changes(changes: list[Change], before: BenchRecord) -> str:
     headings = ["case", "backend", "before", "after", "change", "verdict"]
     kinds = ["bad" if each.is_bad else "good" if each.verdict in ("faster", "right") else "" for each in changes]
     about = f"{before.made} UTC. {describe_run(before)}. Speed-ups, or milliseconds of the baseline."
-    return f"<section><h2>Compared with</h2><p>{escape(about)}</p>{_write_table(headings, rows, kinds)}</section>"
-
-
-def _write_table(headings: list[str], rows: list[list[str]], kinds: list[str]) -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in headings)
-    body = "".join(
-        f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row, kind in zip(rows, kinds, strict=True)
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<section><h2>Compared with</h2><p>{escape(about)}</p>{write_table(headings, rows, kinds)}</section>"

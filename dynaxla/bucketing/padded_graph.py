@@ -14,7 +14,7 @@ from torch.fx.node import Argument
 
 from dynaxla.bucketing.argument_roles import check_sizes_allowed, no_rule
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
-from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
+from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder, PaddingMask
 from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.runtime_scalars import ScalarVector
@@ -60,6 +60,7 @@ class PaddedGraph:
         given: the vectors of runtime scalars that the program reads.
         padded: per placeholder its padded shape; None if it is not padded.
         outputs: per output: how to crop it; a size to compute; or None for an output that is not padded.
+        masks: where padding is set to a number.
     """
 
     graph: Graph
@@ -67,6 +68,7 @@ class PaddedGraph:
     given: tuple[ScalarVector, ...]
     padded: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[PaddedOutput | Size | None, ...]
+    masks: tuple[PaddingMask, ...] = ()
 
 
 class CannotPad(Exception):
@@ -116,13 +118,15 @@ class _Padder:
         self._build.number_placeholders()
         for node in nodes:
             if node.op == "call_function":
+                self._build.rewritten = node
                 self._build.meta = {ORIGIN: node.name, **{key: node.meta[key] for key in SOURCE if key in node.meta}}
                 self._values[node] = self._rewritten(node, self._call)
         self._build.meta = {}
         output = self._source.output_node()
         outputs = self._rewritten(output, self._outputs)
         shapes = tuple(self._padded_shape(node) for node in placeholders)
-        return PaddedGraph(self._build.graph, self._symbols, self._build.list_scalar_vectors(), shapes, outputs)
+        vectors, masks = self._build.list_scalar_vectors(), tuple(self._build.masks)
+        return PaddedGraph(self._build.graph, self._symbols, vectors, shapes, outputs, masks)
 
     def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
         """Rewrites a node. Raises CannotPad, with the node's op and source line, if that fails."""

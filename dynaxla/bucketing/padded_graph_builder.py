@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
@@ -14,6 +15,7 @@ from dynaxla.bucketing.padded_value import Dim, Factor, Number, PaddedValue, Unp
 from dynaxla.bucketing.runtime_scalars import RuntimeScalars, ScalarVector
 from dynaxla.bucketing.size_buckets import PartBucket
 from dynaxla.bucketing.size_expressions import Size, evaluate, is_fixed, simplify, size_of, upper_bound
+from dynaxla.diagnostics import user_frame
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.meta_kernels import run_meta_kernel
 from dynaxla.torch_api.symbols import get_constant_value, guarded_values
@@ -25,6 +27,21 @@ Symbolic: TypeAlias = Size | torch.SymInt | torch.SymFloat | torch.SymBool
 # A dim that needs more places than this, and more than this many times its size at the bucket, costs more padded than a
 # program per exact shape does.
 _MANY, _WASTEFUL = 256, 4
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingMask:
+    """A value whose padding is set to a number before an op reads it.
+
+    Attributes:
+        op: the overload that would else read the padding.
+        fill: the number.
+        frame: the user's line of the op, or None.
+    """
+
+    op: str
+    fill: Number
+    frame: str | None
 
 
 class PaddedGraphBuilder:
@@ -48,6 +65,8 @@ class PaddedGraphBuilder:
         self._largest: dict[Size, int | None] = {}
         self._masks: dict[Hashable, Node] = {}
         self._fakes: dict[Hashable, Any] = {}
+        self.masks: list[PaddingMask] = []
+        self.rewritten: Node | None = None
         self.meta: dict[str, Any] = {}  # of the node that is being rewritten; new nodes inherit it
 
     def placeholder(self, name: str, value: torch.Tensor | int) -> Node:
@@ -203,6 +222,8 @@ class PaddedGraphBuilder:
             valid = along if valid is None else self.emit(aten.logical_and.default, valid, along)
         filler = self.emit(aten.full.default, [], fill, dtype=value.meta.dtype, device=self.device)
         node = self.emit(aten.where.self, valid, value.node, filler)
+        if self.rewritten is not None:
+            self.masks.append(PaddingMask(str(self.rewritten.target), fill, user_frame(self.rewritten)))
         others = [d for d in range(rank) if d not in wanted and not all(f.is_full for f in value.dims[d])]
         return PaddedValue(node, value.dims, None if others else fill)
 

@@ -20,10 +20,11 @@ from dynaxla.device.storage import (
 )
 from dynaxla.device.view_layout import memory_order
 from dynaxla.errors import ExecutionError
+from dynaxla.observe.usage import CrossedBytes
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import download, upload_readonly
 from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
-from dynaxla.torch_api.pytree import tree_map_only
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.storages import storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
@@ -37,8 +38,8 @@ class CpuFallbackRunner:
         self._origins = HostSources()
         self._find_sharding = find_no_sharding if client.mesh_devices is None else find_sharding
 
-    def run(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the op gives of copies of its arguments, in which views share memory as they do on the device.
+    def run(self, known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, CrossedBytes]:
+        """What the op gives of copies of its arguments, in which views share memory as they do on the device; and what crossed.
 
         Raises:
             DevicesDiffer: a tensor of the host has dims.
@@ -48,15 +49,18 @@ class CpuFallbackRunner:
         host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         results = known.op(*host_args, **host_kwargs)
+        crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
         for memory, array, before in copies.arrays.values():
             if known.written or version_of(array) != before:
                 self.fill(memory, array, str(known.op))
+                crossed += CrossedBytes(to_device=array.nbytes)
         for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
             if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
                 copy_view_metadata(tensor, self.tensor(copy))
-        return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results)
+        crossed += CrossedBytes(to_device=sum(t.nbytes for t in tree_leaves(results) if copies.is_new(t)))
+        return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results), crossed
 
     def read(self, memory: DeviceStorage) -> torch.Tensor:
         """A memory's array, on the host, in memory of its own.
@@ -134,6 +138,10 @@ class _Copies:
         self.tensors.append((tensor, copy))
         self.versions.append(version_of(copy))
         return copy
+
+    def is_new(self, result: Any) -> bool:
+        """Whether a result is a tensor in memory of its own."""
+        return isinstance(result, torch.Tensor) and result.layout is torch.strided and self.owner(result) is None
 
     def owner(self, result: torch.Tensor) -> torch.Tensor | None:
         """The tensor of the device in whose memory a result lies."""

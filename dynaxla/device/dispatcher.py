@@ -175,9 +175,9 @@ class OpDispatcher:
     ) -> Any:
         """What eager PyTorch gives on the host, counted and, the first time, logged."""
         self.checks.raise_failed()
-        results = self._host.run(known, args, kwargs)
+        results, crossed = self._host.run(known, args, kwargs)
         name = known.name
-        self._recorder.count_on_host(name)
+        self._recorder.count_on_host(name, crossed)
         if name not in self._warned:
             self._warned.add(name)
             self._recorder.note(fallbacks=str(reason))

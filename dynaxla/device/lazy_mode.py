@@ -32,6 +32,7 @@ from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.mesh import Sharding
 from dynaxla.observe.recorder import Recorder
+from dynaxla.observe.usage import CrossedBytes
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.transfers import download, upload_readonly
@@ -200,7 +201,8 @@ class LazyMode:
         host = [download(client, buffer) for buffer in given]
         with torch.no_grad():
             results = GraphModule({}, traced.graph)(*host)
-        self._recorder.count_on_host(traced.known.name)
+        crossed = CrossedBytes(*(sum(tensor.nbytes for tensor in each) for each in (host, results)))
+        self._recorder.count_on_host(traced.known.name, crossed)
         return [upload_readonly(client, result.contiguous()) for result in results]
 
 

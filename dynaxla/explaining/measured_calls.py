@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dynaxla.observe.recorder import Metrics
-from dynaxla.observe.usage import BucketCalls
 from dynaxla.profiling.device_ops import DeviceOp
 from dynaxla.profiling.profile import HostSpan, Profile, profile
 from dynaxla.profiling.session import PREFIX
@@ -27,9 +26,9 @@ class MeasuredCalls:
     Attributes:
         seconds: of each call, the first one compiles.
         changes: what each call added to the counters.
+        whole: what all of them added.
         last: a profile of a call behind these.
         last_change: what that call added to the counters.
-        buckets: the calls of compiled parts by bucket, where they are counted (`call_metrics`).
         eager_s: of a call of the function itself, uncompiled, the median of some; None: there is no such function.
         gradients: whether a backward was part of each call.
         floats: the dtypes of the tensors of floats that the function is given, its parameters included.
@@ -37,9 +36,9 @@ class MeasuredCalls:
 
     seconds: tuple[float, ...]
     changes: tuple[Metrics, ...]
+    whole: Metrics
     last: Profile
     last_change: Metrics
-    buckets: tuple[BucketCalls, ...]
     eager_s: float | None
     gradients: bool
     floats: frozenset[torch.dtype]
@@ -49,11 +48,6 @@ class MeasuredCalls:
         """The median of the calls that compiled and captured nothing; the least of all calls if each one did."""
         quiet = [s for s, change in zip(self.seconds, self.changes, strict=True) if not is_compiling(change)]
         return statistics.median(quiet) if quiet else min(self.seconds)
-
-    @property
-    def whole(self) -> Metrics:
-        """What all calls added together."""
-        return add_changes(self.changes)
 
     @property
     def ops(self) -> list[DeviceOp]:
@@ -86,16 +80,6 @@ def is_compiling(change: Metrics) -> bool:
     return bool(change.graphs or change.executables or change.folds or change.fold_loads)
 
 
-def add_changes(changes: Sequence[Metrics]) -> Metrics:
-    """The counters and lists of several changes together; the maps are those of the last."""
-    found: dict[str, Any] = {}
-    for each in fields(Metrics):
-        values = [getattr(change, each.name) for change in changes]
-        summable = isinstance(values[0], (int, float, tuple))
-        found[each.name] = sum(values[1:], values[0]) if summable else values[-1]
-    return Metrics(**found)
-
-
 def measure_calls(
     function: Callable[..., Any],
     eager: Callable[..., Any] | None,
@@ -119,7 +103,7 @@ def measure_calls(
             _sum(results).backward()
         _wait(results)
 
-    known = len(read_metrics().parts)  # of what the process ran before
+    first = read_metrics()
     seconds: list[float] = []
     changes: list[Metrics] = []
     for _ in range(calls):
@@ -128,15 +112,15 @@ def measure_calls(
         seconds.append(time.perf_counter() - started)
         changes.append(_subtract(read_metrics(), before))
     before = read_metrics()
+    whole = _subtract(before, first)
     with profile() as last:
         run(function)
     last_change = _subtract(read_metrics(), before)
-    buckets = tuple(bucket for part in read_metrics().parts[known:] for bucket in part.buckets)
     eager_s = None if eager is None else _time_eager(lambda: run(eager))
     given = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
     given += [*eager.parameters(), *eager.buffers()] if isinstance(eager, nn.Module) else []
     floats = frozenset(tensor.dtype for tensor in given if tensor.dtype.is_floating_point)
-    return MeasuredCalls(tuple(seconds), tuple(changes), last, last_change, buckets, eager_s, backward, floats)
+    return MeasuredCalls(tuple(seconds), tuple(changes), whole, last, last_change, eager_s, backward, floats)
 
 
 def _time_eager(run: Callable[[], None]) -> float:
@@ -163,15 +147,20 @@ def _wait(results: Any) -> None:
 
 
 def _subtract(after: Metrics, before: Metrics) -> Metrics:
-    """What was added between two snapshots; of what is neither a counter nor a list, the later one."""
-    found: dict[str, Any] = {}
-    for each in fields(Metrics):
-        now, then = getattr(after, each.name), getattr(before, each.name)
-        if isinstance(now, tuple):
-            found[each.name] = now[len(then) :]
-        else:
-            found[each.name] = now - then if isinstance(now, (int, float)) else now
-    return Metrics(**found)
+    """What was added between two snapshots."""
+    return Metrics(**{e.name: _added(getattr(after, e.name), getattr(before, e.name)) for e in fields(Metrics)})
+
+
+def _added(now: Any, then: Any) -> Any:
+    """What was added to a counter, a list, or the counters of a map or a frozen value."""
+    if isinstance(now, tuple):
+        return now[len(then) :]
+    if isinstance(now, Mapping):
+        changed = {key: value for key, value in now.items() if value != then.get(key)}
+        return {key: _added(value, then[key]) if key in then else value for key, value in changed.items()}
+    if is_dataclass(now) and not isinstance(now, type):
+        return type(now)(*(_added(getattr(now, each.name), getattr(then, each.name)) for each in fields(now)))
+    return now - then
 
 
 def forget_captures() -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from dynaxla.explaining.account import read_fallback, write_crossed
 from dynaxla.explaining.measured_calls import MeasuredCalls, is_compiling
 from dynaxla.profiling.device_ops import DeviceOp
 from dynaxla.profiling.profile import HostSpan
@@ -97,7 +98,7 @@ def _find_fallbacks(calls: MeasuredCalls) -> Iterator[Slowdown]:
         if "::" in span.name and not any("::" in name or name.startswith(PREFIX) for name in span.within):
             spent[span.name] += span.end_ms - span.start_ms
     for line in dict.fromkeys(calls.whole.fallbacks):
-        op, reason, where = _read_fallback(line)
+        op, reason, where = read_fallback(line)
         yield Slowdown(
             "fallback",
             f"{op} runs in eager PyTorch: {reason}",
@@ -109,20 +110,12 @@ def _find_fallbacks(calls: MeasuredCalls) -> Iterator[Slowdown]:
     for op, count in calls.whole.host_ops.items():
         yield Slowdown(
             "fallback",
-            f"the host computed {op} of the device's tensors {count} times",
+            f"the host computed {op} of the device's tensors {count} times: {write_crossed(calls.whole.host_bytes[op])}",
             "",
             spent.get(_name_in_profiles(op), 0.0),
             "measured",
             "move the tensors to the host before, or use an op that the device has (docs/ops.md)",
         )
-
-
-def _read_fallback(line: str) -> tuple[str, str, str]:
-    """The op, the reason and the line of the user in the text of a `FallbackReason`."""
-    op, _, rest = line.partition(" runs in eager PyTorch: ")
-    parts = rest.split("; ")
-    where = next((part.removeprefix("at ") for part in parts if part.startswith("at ")), "")
-    return op.partition(" (")[0], parts[0], where
 
 
 def _name_in_profiles(op: str) -> str:
@@ -261,7 +254,10 @@ def _find_changing_weights(calls: MeasuredCalls) -> Iterator[Slowdown]:
 
 
 def _find_padding(calls: MeasuredCalls) -> Iterator[Slowdown]:
-    true, padded = (sum(getattr(b, name) for b in calls.buckets) for name in ("true_elements", "padded_elements"))
+    true, padded = (
+        sum(getattr(b, name) for part in calls.whole.parts for b in part.buckets)
+        for name in ("true_elements", "padded_elements")
+    )
     if true and padded > (1 + _LEAST_SHARE) * true:
         yield Slowdown(
             "padding",

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dynaxla.diagnostics import source_line
 from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall
-from dynaxla.torch_api.overloads import stable_name
+from dynaxla.torch_api.overloads import OpOverload, stable_name
 from dynaxla.types import MODULE_PATH
 
 _NUMBER = re.compile(r"\.(\d+)$")
@@ -34,9 +34,14 @@ def find_call(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def shorten_op(target: OpOverload) -> str:
+    """ "addmm" of aten.addmm.default."""
+    return stable_name(target).split(".")[-2 if "." in stable_name(target) else 0]
+
+
 def _locate(number: int, handle: Handle, call: OpCall) -> str:
     meta = handle.meta if isinstance(handle, Node) else {}
-    op = stable_name(call.target).split(".")[-2 if "." in stable_name(call.target) else 0]
+    op = shorten_op(call.target)
     path = meta.get(MODULE_PATH, "")
     name = _quote(f"{path}/{op}.{number}" if path else f"{op}.{number}")
     line = source_line(handle) if isinstance(handle, Node) else None

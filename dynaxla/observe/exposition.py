@@ -83,6 +83,11 @@ class MetricsCollector(Collector):
             read = attrgetter(name.removeprefix("cache_"))
             yield _counter(name, text, ("tier",), [((tier,), read(use)) for tier, use in metrics.cache.items()])
         yield _counter("host_ops", "Calls of the device that eager computed on the host", ("op",), _by_op(metrics))
+        crossed = metrics.host_bytes.items()
+        to_host = (((op, "to_host"), each.to_host) for op, each in crossed)
+        to_device = (((op, "to_device"), each.to_device) for op, each in crossed)
+        text = "Bytes that crossed for calls that eager computed on the host"
+        yield _counter("host_bytes", text, ("op", "direction"), (*to_host, *to_device))
         yield from _collect_calls(metrics)
 
 

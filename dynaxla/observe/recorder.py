@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.graph_breaks import CaptureRecord
-from dynaxla.observe.usage import CacheUse, CallCounter, PartCalls, StageUse
+from dynaxla.observe.usage import CacheUse, CallCounter, CrossedBytes, PartCalls, StageUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Metrics:
             run in eager.
         captures_not_kept: one readable line per capture that cannot be cached, so every process repeats it, with the reason.
         host_ops: calls of ops on the device's tensors that eager PyTorch computed on the host, by the op's name.
+        host_bytes: what crossed between the device and the host for these.
         traces: runs of ops that the device's lazy mode collected.
         traces_apart: traces whose ops were run one by one, as no common program could be compiled.
         captured: the graphs that Dynamo captured, with the reason if one ended before its function did.
@@ -85,6 +86,7 @@ class Metrics:
     last_captures: tuple[str, ...] = ()
     captures_not_kept: tuple[str, ...] = ()
     host_ops: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: Mapping[str, CrossedBytes] = field(default_factory=dict)
     traces: int = 0
     traces_apart: int = 0
     captured: tuple[CaptureRecord, ...] = ()
@@ -122,6 +124,7 @@ class Recorder:
     _served_own: int = 0
     _traces: int = 0
     _host_ops: Counter[str] = field(default_factory=Counter)
+    _host_bytes: dict[str, CrossedBytes] = field(default_factory=dict)
     _cache: dict[str, CacheUse] = field(default_factory=dict)
     _calls: list[CallCounter] = field(default_factory=list)
 
@@ -141,10 +144,11 @@ class Recorder:
         with self._lock:
             self._traces += 1
 
-    def count_on_host(self, op: str) -> None:
-        """Counts a call of a device op that eager PyTorch computed on the host."""
+    def count_on_host(self, op: str, crossed: CrossedBytes) -> None:
+        """Counts a call of a device op that eager PyTorch computed on the host, and what crossed for it."""
         with self._lock:
             self._host_ops[op] += 1
+            self._host_bytes[op] = self._host_bytes.get(op, CrossedBytes()) + crossed
 
     def note(self, **entries: object) -> None:
         """Adds an entry to each of the lists of these names."""
@@ -169,7 +173,8 @@ class Recorder:
         if hits := sum(part.hits for part in parts):
             cache["memory"] = cache.get("memory", CacheUse()) + CacheUse(hits)
         metrics = replace(self._metrics, served_own=self._served_own, traces=self._traces)
-        return replace(metrics, host_ops=dict(self._host_ops), cache=cache, parts=parts)
+        metrics = replace(metrics, host_ops=dict(self._host_ops), host_bytes=dict(self._host_bytes))
+        return replace(metrics, cache=cache, parts=parts)
 
     @contextmanager
     def expect(self, **amounts: int) -> Iterator[None]:

@@ -47,6 +47,21 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossedBytes:
+    """What crossed between the device and the host for an op that the host computed.
+
+    Attributes:
+        to_host, to_device: bytes of operands and of results, and of what was written.
+    """
+
+    to_host: int = 0
+    to_device: int = 0
+
+    def __add__(self, other: CrossedBytes) -> CrossedBytes:
+        return CrossedBytes(self.to_host + other.to_host, self.to_device + other.to_device)
+
+
+@dataclass(frozen=True, slots=True)
 class BucketCalls:
     """The calls of a part in one bucket.
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.bucketing.cropping import Cropping
 from dynaxla.bucketing.pad_rule import PadRules
-from dynaxla.bucketing.padded_graph import pad_graph
+from dynaxla.bucketing.padded_graph import PaddedGraph, pad_graph
 from dynaxla.bucketing.part_symbols import make_bucket_scheme
 from dynaxla.bucketing.size_buckets import BucketScheme, PartBucket, SymbolPolicies
 from dynaxla.cache.key import Key
@@ -120,6 +120,16 @@ class PartGraphs:
         """The graph of the whole part, with symbolic sizes."""
         return self.module.graph
 
+    @property
+    def fold(self) -> Graph | None:
+        """The graph of the work on weights alone, or None; `main` is the rest."""
+        return self._graphs.split.fold
+
+    @property
+    def main(self) -> Graph:
+        """The graph of the part without the work on weights alone, with symbolic sizes."""
+        return self._graphs.split.main.graph
+
     @cached_property
     def name(self) -> str | None:
         """A digest of everything that determines the part's programs but the ops' records, the same in every process.
@@ -179,7 +189,7 @@ class PartGraphs:
 
     def specialize_fold(self) -> Graph | None:
         """The static graph of the work on weights alone, or None."""
-        fold = self._graphs.split.fold
+        fold = self.fold
         return None if fold is None else specialize(fold, None).graph
 
     def pad(
@@ -193,10 +203,18 @@ class PartGraphs:
         Raises:
             CannotPad: padding could change a result.
         """
-        main, free = self._graphs.split.main, self.facts.free
-        padded = pad_graph(main.graph, buckets, _device(main), self._pads, self.saved.outputs)
+        free, padded = self.facts.free, self.pad_symbolic(buckets)
         cropping = Cropping.of(padded, order)
         return specialize(padded.graph, None), padded.padded[-len(free) :] if free else (), cropping
+
+    def pad_symbolic(self, buckets: PartBucket) -> PaddedGraph:
+        """The padded graph at a bucket, with its masks.
+
+        Raises:
+            CannotPad: padding could change a result.
+        """
+        main = self._graphs.split.main
+        return pad_graph(main.graph, buckets, _device(main), self._pads, self.saved.outputs)
 
     def find_donations(self, static: StaticGraph) -> tuple[tuple[int, int], ...]:
         """The arguments of a program whose memory it may take, each with the result that is its new value."""

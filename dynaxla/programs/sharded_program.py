@@ -133,18 +133,13 @@ class ShardedProgram:
         return "" if self._latest is None else self._latest.hlo_text()
 
     def memory_use(self) -> MemoryUse:
-        return self._compiled.memory_use()
+        return MemoryUse(0, 0, 0, 0) if self._latest is None else self._latest.memory_use()
 
     def cost(self) -> dict[str, float]:
         return {} if self._latest is None else self._latest.cost()
 
     def serialize(self) -> bytes | None:
         return None if self._latest is None else self._latest.serialize()
-
-    @property
-    def _compiled(self) -> Executable:
-        """The program that was compiled last; that for one device if none was."""
-        return self._latest if self._latest is not None else self._compile_plain()
 
     def _set_plain(self, plain: Executable) -> Run:
         """From now on calls run the program for one device without a look at their arguments."""

@@ -17,6 +17,7 @@ class MemoryUse:
 
     Attributes:
         aliased_bytes: bytes of outputs that reuse the memory of donated arguments.
+        peak_bytes: the most at any one time; 0 where PJRT does not say.
     """
 
     arguments_bytes: int
@@ -24,6 +25,7 @@ class MemoryUse:
     temporaries_bytes: int
     code_bytes: int
     aliased_bytes: int = 0
+    peak_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +92,7 @@ class PjrtCompiled:
             temporaries_bytes=stats.temp_size_in_bytes,
             code_bytes=stats.generated_code_size_in_bytes,
             aliased_bytes=stats.alias_size_in_bytes,
+            peak_bytes=stats.peak_memory_in_bytes,
         )
 
     def cost(self) -> dict[str, float]:

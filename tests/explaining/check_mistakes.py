@@ -23,7 +23,7 @@ from dynaxla.explaining.explanation import Explanation
 
 def line_of(function: Callable[..., Any], text: str) -> str:
     lines, start = inspect.getsourcelines(function)
-    return f"{__file__}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{inspect.getsourcefile(function)}:{start + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def kinds(found: Explanation) -> list[str]:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_mistakes() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--full", "tests/explaining/check_mistakes.py"]
+@pytest.mark.parametrize("checks", ["check_mistakes", "check_account"])
+def test_explanations(checks: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--full", f"tests/explaining/{checks}.py"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=500
     )

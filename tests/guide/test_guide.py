@@ -25,6 +25,8 @@ READ = re.compile(
 def _run_page(page: str, *arguments: str) -> None:
     command = [sys.executable, "-m", "tests.guide.run_page", f"docs/{page}.md", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if page == "slow":  # once JAX has loaded libtpu where no TPU is, nothing can be profiled
+        environment["JAX_PLATFORMS"] = "cpu"
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr
 
@@ -39,16 +41,17 @@ def test_programs_of_several_processes_run() -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    blocks = [block for page in GUIDE for block in find_blocks(DOCS / f"{page}.md")]
+    found = [block for page in GUIDE for block in find_blocks(DOCS / f"{page}.md")]
+    blocks = [block for block in found if block.language == "python"]
     assert len(blocks) >= 40
     assert [block.page.stem for block in blocks if block.mark.startswith("not run")] == ["dynamic_shapes"]
     fences = sum((DOCS / f"{page}.md").read_text(encoding="utf-8").count("```python\n") for page in GUIDE)
     assert len(blocks) == fences
 
 
-def test_the_readme_begins_with_code_that_runs() -> None:
+def test_the_readme_begins_with_code_that_runs(tmp_path: Path) -> None:
     first = next(find_blocks(ROOT / "README.md"))
-    first.run({"__name__": "__main__"})
+    first.run({"__name__": "__main__"}, tmp_path)
 
 
 def test_every_variable_is_on_the_page() -> None:

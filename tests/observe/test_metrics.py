@@ -15,7 +15,7 @@ import torch
 import dynaxla
 from dynaxla.errors import VersionError
 from dynaxla.observe.recorder import Metrics, Recorder
-from dynaxla.observe.usage import CALL_SECONDS, OTHER_BUCKETS, BucketCalls, CacheUse, PartCalls
+from dynaxla.observe.usage import CALL_SECONDS, OTHER_BUCKETS, BucketCalls, CacheUse, CrossedBytes, PartCalls
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -100,7 +100,8 @@ def test_the_text_has_the_table_of_the_docs() -> None:
     from dynaxla.observe.exposition import write_text
 
     part = PartCalls("f in m.py", 0, 1.5, (1, *(0 for _ in CALL_SECONDS)), 1, (BucketCalls("8", 1, 1, 5, 8),))
-    metrics = Metrics(host_ops={"aten.x": 2}, cache={"memory": CacheUse(3, 1)}, parts=(part,))
+    crossed = {"aten.x": CrossedBytes(8, 16)}
+    metrics = Metrics(host_ops={"aten.x": 2}, host_bytes=crossed, cache={"memory": CacheUse(3, 1)}, parts=(part,))
     families = list(text_string_to_metric_families(write_text(metrics)))
     found = {}
     for family in families:

@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.precompile.test_compile_for_target import needs_libtpu
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_profiles() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--full", "tests/profiling/check_profiles.py"]
+@pytest.mark.parametrize("checks", ["check_profiles", pytest.param("check_engine", marks=pytest.mark.long)])
+def test_profiles(checks: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--full", f"tests/profiling/{checks}.py"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=500
     )
