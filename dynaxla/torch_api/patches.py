@@ -145,6 +145,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "generators.draw_shards_apart",
+        ("torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region",),
+        "traced draws of a DTensor are the same for all its shards, as are those for shards of less than four elements",
+        "2.13",
+        "torch traces the draws of other devices than CUDA, and counts shards in place of elements",
+        "device",
+    ),
+    Patch(
         "module_conversions.keep_parameters",
         ("torch.nn.modules.module.Module._apply",),
         "`model.to(device)` makes new parameters, one for each use of a tied one; an optimizer still has the old ones",
