@@ -75,7 +75,7 @@ class Generator:
             self._offset = (self._offset + DRAW_STRIDE) % 2**64
         return torch.tensor(int.from_bytes(drawn, "little", signed=True), device="cpu")
 
-    def for_host(self) -> torch.Generator:
+    def make_host_generator(self) -> torch.Generator:
         """A generator for an op that the host computes: its seed is a draw of this one."""
         return torch.Generator(device="cpu").manual_seed(int(self.seed()))
 

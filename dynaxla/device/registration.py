@@ -31,7 +31,7 @@ from dynaxla.runtime.process_set import joined_processes
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
-from dynaxla.torch_api.c10d import has_process_groups, register_backend
+from dynaxla.torch_api.c10d import has_process_groups, keep_used_parameters_on_host, register_backend
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
@@ -170,7 +170,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         raise OptionError(f"the device {taken!r} is in use, of another package", hint)
     platform, client = _connected(named, devices)
     shared, memories, generator = process(), DeviceStorages(), Generator()
-    host = CpuFallbackRunner(client, memories, generator.for_host)
+    host = CpuFallbackRunner(client, memories, generator.make_host_generator)
     builder = OpProgramBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
     several = client.mesh_devices is not None
     eager = (ShardedOpDispatcher if several else OpDispatcher)(builder, memories, shared.recorder, host, generator.seed)
@@ -196,6 +196,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     if has_process_groups():
         draw_shards_apart(DEVICE_TYPE)
+        keep_used_parameters_on_host(DEVICE_TYPE)
         register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def has_process_groups() -> bool:
@@ -163,6 +164,36 @@ class PythonProcessGroup(_Group):  # type: ignore[misc]
 
     def abort(self) -> None:
         self._of_host.abort()
+
+
+def keep_used_parameters_on_host(own: str) -> None:
+    """Has `DistributedDataParallel` keep on the host which parameters were used: it exchanges that by pinned memory otherwise.
+
+    Args:
+        own: the device's type. A process group of it takes tensors of the host as well.
+
+    Relies on `torch.distributed.Reducer`, which makes one tensor of int32 on the parameters' device at its creation and in
+    `_set_static_graph`: for the numbers of uses. It copies them without pinned memory where that tensor is on the host.
+    """
+
+    class OnHost(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = kwargs or {}
+            device = named.get("device") if func is torch.ops.aten.empty.memory_format else None
+            if device is not None and device.type == own and named["dtype"] is torch.int32:
+                named = {**named, "device": torch.device("cpu")}
+            return func(*args, **named)
+
+    class UsesOnHost(dist.Reducer):  # type: ignore[misc,name-defined,attr-defined]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with OnHost():
+                super().__init__(*args, **kwargs)
+
+        def _set_static_graph(self) -> None:
+            with OnHost():
+                super()._set_static_graph()
+
+    dist.Reducer = UsesOnHost  # type: ignore[misc,attr-defined]
 
 
 def reduction_of(op: Any) -> tuple[str, Any]:

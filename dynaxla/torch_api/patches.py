@@ -145,6 +145,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "c10d.keep_used_parameters_on_host",
+        ("torch.distributed.Reducer",),
+        "DDP with `find_unused_parameters` or `static_graph` asks for pinned memory, whose allocator only C++ can register",
+        "2.13",
+        "a device in Python can register an allocator of pinned memory",
+        "device",
+    ),
+    Patch(
         "generators.draw_shards_apart",
         ("torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region",),
         "traced draws of a DTensor are the same for all its shards, as are those for shards of less than four elements",

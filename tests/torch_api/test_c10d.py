@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.torch_api import c10d
 from tests.torch_api.boundary import boundary
@@ -100,3 +101,25 @@ def test_futures_and_limits() -> None:
     assert future.then(lambda done: done.value()[0] + 1).wait().item() == 2
     assert c10d.is_unlimited(timedelta(0))
     assert not c10d.is_unlimited(timedelta(seconds=1))
+
+
+@boundary("c10d.keep_used_parameters_on_host")
+def test_a_reducer_makes_one_tensor_of_numbers_of_uses(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of it is in tests/distributed/test_training.py."""
+    monkeypatch.setattr(dist, "Reducer", dist.Reducer)  # put back afterwards
+    made = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if kwargs and kwargs.get("dtype") is torch.int32 and func is torch.ops.aten.empty.memory_format:
+                made.append((args[0], kwargs["device"].type))
+            return func(*args, **kwargs or {})
+
+    weights = [torch.nn.Parameter(torch.empty(3, device="meta")) for _ in range(2)]
+    for wanted in ("meta", "cpu"):
+        with Seen():
+            reducer = dist.Reducer(weights, [[0, 1]], [100], group, find_unused_parameters=True)
+            reducer._set_static_graph()
+        assert made == [([2], wanted)] * 2
+        made.clear()
+        c10d.keep_used_parameters_on_host("meta")
