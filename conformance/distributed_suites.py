@@ -83,7 +83,7 @@ class Processes:
         for _, connection in self._started:
             try:
                 found = connection.recv() if connection.poll(_STARTED_S) else f"import: over {_STARTED_S:g} s"
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 found = "import: the process ended"
         return found
 
@@ -100,7 +100,7 @@ class Processes:
             for each in wait(list(waiting), timeout=max(0.0, until - time.monotonic())):
                 try:
                     results[waiting.pop(each)] = each.recv()  # type: ignore[call-overload,union-attr,index]
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     results[len(results)] = DIED, "the process ended"
             if any(status not in (PASSES, SKIPPED) for status, _ in results.values()):
                 until = min(until, time.monotonic() + _GRACE_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dynaxla.custom_ops.process_collectives import PERMUTE_TENSOR
 from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled_graphs import DeviceClient
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
@@ -31,7 +32,7 @@ from dynaxla.runtime.process_set import joined_processes
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
-from dynaxla.torch_api.c10d import has_process_groups, keep_used_parameters_on_host, register_backend
+from dynaxla.torch_api.c10d import has_process_groups, keep_permutations, keep_used_parameters_on_host, register_backend
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
@@ -197,6 +198,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     if has_process_groups():
         draw_shards_apart(DEVICE_TYPE)
         keep_used_parameters_on_host(DEVICE_TYPE)
+        keep_permutations(DEVICE_TYPE, PERMUTE_TENSOR)
         register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)

@@ -153,6 +153,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "c10d.keep_permutations",
+        ("torch.distributed._functional_collectives.permute_tensor",),
+        "a graph has a permutation as the sizes of one process's pieces, which tell nothing of the other processes",
+        "2.13",
+        "torch has a functional collective for permutations",
+        "device",
+    ),
+    Patch(
         "generators.draw_shards_apart",
         ("torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region",),
         "traced draws of a DTensor are the same for all its shards, as are those for shards of less than four elements",
