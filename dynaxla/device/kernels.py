@@ -18,6 +18,7 @@ from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.fused_optimizers import FUSED
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding, stored_spec
@@ -91,6 +92,8 @@ class DeviceKernels:
             RNN_CELL_DECOMPOSITIONS.items()
         ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
+        for op in FUSED:  # most of which torch gives no meta kernel
+            self.kernels.add_sizes(op, _give_nothing)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
         for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
@@ -388,3 +391,7 @@ _PINNED = get_composite_kernel(aten._pin_memory.default)
 def _no_nested_tensor(x: torch.Tensor, mask: torch.Tensor) -> bool:
     """That rows padded so can be no nested tensor: an encoder then keeps its padding."""
     return False
+
+
+def _give_nothing(*args: Any, **kwargs: Any) -> None:
+    """The results of an op that only writes."""

@@ -134,6 +134,22 @@ def train_branches(device: str, **options: bool) -> dict[str, Any]:
     return {"gradients": gradients, "weights": {name: whole(p) for name, p in net.named_parameters()}}
 
 
+def step_fused(device: str) -> dict[str, Tensor]:
+    """Sharded parameters after steps of fused optimizers, whose rate is a tensor."""
+    mesh, found = mesh_of(device), {}
+    for name, make in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.items():
+        torch.manual_seed(6)
+        weight = nn.Parameter(distribute_tensor(torch.randn(6, 3).to(device), mesh, [Shard(0)]))
+        x = distribute_tensor(torch.randn(4, 6).to(device), mesh, [Replicate()])
+        optimizer = make([weight], lr=torch.tensor(0.1), fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (x @ weight).square().sum().backward()
+            optimizer.step()
+        found[name] = whole(weight)
+    return found
+
+
 Way = Callable[[Net, DeviceMesh], nn.Module]
 WAYS: dict[str, Way] = {
     "ddp": use_ddp,
