@@ -36,7 +36,7 @@ from dynaxla.torch_api.c10d import has_process_groups, keep_permutations, keep_u
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
-from dynaxla.torch_api.module_conversions import keep_parameters
+from dynaxla.torch_api.module_conversions import keep_parameters, move_states_of_fsdp
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
     exchange_by_dlpack,
@@ -197,6 +197,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     if has_process_groups():
         draw_shards_apart(DEVICE_TYPE)
+        move_states_of_fsdp()
         keep_used_parameters_on_host(DEVICE_TYPE)
         keep_permutations(DEVICE_TYPE, PERMUTE_TENSOR)
         register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)

@@ -145,6 +145,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "module_conversions.move_states_of_fsdp",
+        ("torch.distributed.fsdp._fully_shard._fsdp_init._move_states_to_device",),
+        "`fully_shard` of a module on the host gives parameters the device's data, which torch refuses",
+        "2.13",
+        "`Tensor.data` takes data of another device than CUDA's",
+        "device",
+    ),
+    Patch(
         "c10d.keep_used_parameters_on_host",
         ("torch.distributed.Reducer",),
         "DDP with `find_unused_parameters` or `static_graph` asks for pinned memory, whose allocator only C++ can register",

@@ -58,6 +58,10 @@ def test_training_is_gloos() -> None:
 
 def check_checkpoint(rank: int, folder: str) -> None:
     net = use_fsdp(build("dynaxla"), mesh_of("dynaxla"))
+    moved = use_fsdp(build("cpu"), mesh_of("dynaxla"))
+    for one, two in zip(net.parameters(), moved.parameters(), strict=True):
+        assert two.device.type == "dynaxla"
+        assert torch.equal(whole(one), whole(two)), "fully_shard of a module on the host"
     state = get_model_state_dict(net)
     dcp.save(state, checkpoint_id=folder)
     other = use_fsdp(build("dynaxla"), mesh_of("dynaxla"))

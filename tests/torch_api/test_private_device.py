@@ -351,7 +351,32 @@ def test_calls_that_are_no_part_of_a_trace() -> None:
     assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.exp.default]
 
 
-@boundary("generators.draw_shards_apart", "generators.take_traced_shard", "generators.UntracedDrawError")
+@boundary("module_conversions.move_states_of_fsdp")
+def test_fsdp_moves_parameters_and_buffers_by_one_function() -> None:
+    """What comes of it, in several processes, is in tests/distributed/test_training.py."""
+    _run("""
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from dynaxla.torch_api.module_conversions import move_states_of_fsdp
+move_states_of_fsdp()
+weight, buffer = torch.nn.Parameter(torch.ones(3, 4)), torch.ones(3, 4)
+weight.grad, moved = torch.ones(3, 4), []
+def there(tensor, *args, **kwargs):
+    moved.append(tensor.shape)
+    return wall.tensor_at((1 << 60) + 64 * len(moved), torch.float32, 48, (3, 4), (4, 1))
+before, torch.Tensor.to = torch.Tensor.to, there
+_fsdp_init._move_states_to_device([weight], [buffer], torch.device("wall", 0))
+torch.Tensor.to = before
+assert len(moved) == 3 and {each.device.type for each in (weight, weight.grad, buffer)} == {"wall"}
+assert isinstance(weight, torch.nn.Parameter) and weight.requires_grad
+""")
+
+
+@boundary(
+    "generators.draw_shards_apart",
+    "generators.take_traced_shard",
+    "generators.UntracedDrawError",
+    "generators.DRAW_STRIDE",
+)
 def test_draws_of_dtensors_take_place_on_a_shard() -> None:
     """What comes of it, in several processes, is in tests/distributed/test_random.py."""
     _run("""
