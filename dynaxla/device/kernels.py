@@ -139,9 +139,12 @@ class DeviceKernels:
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
         known, run = FunctionalForm.of(op), self._eager.run
-        if known.written and known.counted == "parts":
-            return partial(_counted, run, known)
-        return lambda *args, **kwargs: run(known, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run(known, args, kwargs)
+
+        counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
+        return partial(_step, counted) if op in FUSED else counted
 
     def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         known = self._known.get(op)
@@ -348,6 +351,14 @@ def _counted(run: Callable[..., Any], known: FunctionalForm, *args: Any, **kwarg
     made = run(known, args, kwargs)
     count_writes(known, args, kwargs)
     return made
+
+
+def _step(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A fused optimizer's step, whose rate may be one of the host's numbers in a tensor of any shape, as on CUDA."""
+    rate = kwargs["lr"]
+    if isinstance(rate, torch.Tensor) and rate.device.type == "cpu" and rate.numel() == 1:
+        kwargs["lr"] = rate.reshape(())
+    return call(*args, **kwargs)
 
 
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

@@ -88,6 +88,17 @@ def test_a_rate_that_changes_is_no_other_program(fused: bool) -> None:
     assert compiles[-1] == compiles[1]
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_steps_rate_is_a_number_of_the_host(kind: type[torch.optim.Optimizer]) -> None:
+    stepped = []
+    for device in ("cpu", "dynaxla"):
+        weight = torch.nn.Parameter(torch.arange(4.0, device=device))
+        weight.grad = torch.ones_like(weight)
+        kind([weight], lr=torch.tensor([0.1]), fused=True).step()  # type: ignore[call-arg]
+        stepped.append(weight.detach().cpu())
+    assert_close(*stepped)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
 def test_fused_steps_of_fake_tensors(kind: type[torch.optim.Optimizer]) -> None:
     """DTensors ask for a step's fake results, and torch has no meta kernel for most."""
