@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"This table has {len(outcomes)} of {sum(totals.values())} tests, in {options.size} processes, with torch "
             f"{torch.__version__}."
         )
+        if options.sample is not None:
+            how += f" Of files with more than {options.sample} tests as many were drawn at random (`--seed {options.seed}`)."
         page = write_page(outcomes, totals, expected, options.limit, how, DISTRIBUTED)
         options.table.write_text(page, encoding="utf-8")
     errors = find_errors(outcomes, expected, names)

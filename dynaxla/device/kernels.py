@@ -18,7 +18,7 @@ from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.fused_optimizers import FUSED
+from dynaxla.device.fused_optimizers import FUSED, give_nothing, step_at_rate
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding, stored_spec
@@ -93,7 +93,7 @@ class DeviceKernels:
         ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
         for op in FUSED:  # most of which torch gives no meta kernel
-            self.kernels.add_sizes(op, _give_nothing)
+            self.kernels.add_sizes(op, give_nothing)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
         for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
@@ -144,7 +144,7 @@ class DeviceKernels:
             return run(known, args, kwargs)
 
         counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
-        return partial(_step, counted) if op in FUSED else counted
+        return partial(step_at_rate, counted) if op in FUSED else counted
 
     def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         known = self._known.get(op)
@@ -353,14 +353,6 @@ def _counted(run: Callable[..., Any], known: FunctionalForm, *args: Any, **kwarg
     return made
 
 
-def _step(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A fused optimizer's step, whose rate may be one of the host's numbers in a tensor of any shape, as on CUDA."""
-    rate = kwargs["lr"]
-    if isinstance(rate, torch.Tensor) and rate.device.type == "cpu" and rate.numel() == 1:
-        kwargs["lr"] = rate.reshape(())
-    return call(*args, **kwargs)
-
-
 def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """Memory is pinned for torch's own devices; PJRT copies from any, and a copy is what torch promises here."""
     if device is not None and device.type != DEVICE_TYPE:
@@ -402,7 +394,3 @@ _PINNED = get_composite_kernel(aten._pin_memory.default)
 def _no_nested_tensor(x: torch.Tensor, mask: torch.Tensor) -> bool:
     """That rows padded so can be no nested tensor: an encoder then keeps its padding."""
     return False
-
-
-def _give_nothing(*args: Any, **kwargs: Any) -> None:
-    """The results of an op that only writes."""
