@@ -83,7 +83,7 @@ class Processes:
         for _, connection in self._started:
             try:
                 found = connection.recv() if connection.poll(_STARTED_S) else f"import: over {_STARTED_S:g} s"
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 found = "import: the process ended"
         return found
 
@@ -100,7 +100,7 @@ class Processes:
             for each in wait(list(waiting), timeout=max(0.0, until - time.monotonic())):
                 try:
                     results[waiting.pop(each)] = each.recv()  # type: ignore[call-overload,union-attr,index]
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     results[len(results)] = DIED, "the process ended"
             if any(status not in (PASSES, SKIPPED) for status, _ in results.values()):
                 until = min(until, time.monotonic() + _GRACE_S)
@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"This table has {len(outcomes)} of {sum(totals.values())} tests, in {options.size} processes, with torch "
             f"{torch.__version__}."
         )
+        if options.sample is not None:
+            how += f" Of files with more than {options.sample} tests as many were drawn at random (`--seed {options.seed}`)."
         page = write_page(outcomes, totals, expected, options.limit, how, DISTRIBUTED)
         options.table.write_text(page, encoding="utf-8")
     errors = find_errors(outcomes, expected, names)

@@ -70,7 +70,7 @@ def serve(team: Team, file: str, rank: int, connection: Connection) -> None:
     os.setsid()
     be_quiet()
     try:
-        tests = _find_tests(_import(team, file, rank))
+        tests = _find_tests(_import(team, file, rank), team.size)
     except (Exception, SystemExit) as error:  # the file as a whole is an outcome
         connection.send(f"import: {_describe(error)}")
         return
@@ -236,13 +236,14 @@ def _name_backend(backend: str) -> None:
         setattr(dist, name, make)
 
 
-def _find_tests(module: ModuleType) -> Mapping[str, Any]:
+def _find_tests(module: ModuleType, size: int) -> Mapping[str, Any]:
     """The class of each test of several processes, by the names of the class and of the test."""
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
     found: dict[str, Any] = {}
     for name, made in list(vars(module).items()):
         if isinstance(made, type) and issubclass(made, MultiProcessTestCase) and made.__module__ == module.__name__:
+            made.world_size = property(lambda _: size)  # some ask for more, and would wait for them
             found |= {f"{name}.{test}": made for test in _names(made)}
     return found
 

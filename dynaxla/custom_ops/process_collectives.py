@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynaxla.torch_api.c10d import run_functional
+from dynaxla.torch_api.c10d import find_group, permute_in_group, run_functional
 
 Ints = list[int]
 
@@ -72,12 +72,47 @@ def _(x: Tensor, root: int, groups: Ints, size: int, ranks: Ints) -> Tensor:
     return x.new_empty(x.shape)
 
 
+@torch.library.custom_op("dynaxla::permute", mutates_args=())
+def permute(x: Tensor, targets: Ints, groups: Ints, size: int, ranks: Ints) -> Tensor:
+    """The operand of the process of the group that sends to this one: that at place i sends to that at `targets[i]`."""
+    return permute_in_group(x, targets, find_group(groups, size, ranks))
+
+
+@permute.register_fake
+def _(x: Tensor, targets: Ints, groups: Ints, size: int, ranks: Ints) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("dynaxla::permute_tensor", mutates_args=())
+def permute_tensor(x: Tensor, targets: Ints, group: str) -> Tensor:
+    """`permute` in a group of this process's, of this name."""
+    return permute_in_group(x, targets, group)
+
+
+@permute_tensor.register_fake
+def _(x: Tensor, targets: Ints, group: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _permute_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    sources = [ctx.targets.index(place) for place in range(len(ctx.targets))]
+    return PERMUTE_TENSOR(gradient.contiguous(), sources, ctx.group), None, None
+
+
+def _keep_targets(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.targets, ctx.group = inputs
+
+
+permute_tensor.register_autograd(_permute_back, setup_context=_keep_targets)
+
+PERMUTE_TENSOR = torch.ops.dynaxla.permute_tensor.default
+PERMUTE = torch.ops.dynaxla.permute.default
 ALL_REDUCE = torch.ops.dynaxla.all_reduce.default
 ALL_GATHER = torch.ops.dynaxla.all_gather.default
 REDUCE_SCATTER = torch.ops.dynaxla.reduce_scatter.default
 ALL_TO_ALL = torch.ops.dynaxla.all_to_all.default
 BROADCAST = torch.ops.dynaxla.broadcast.default
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, PERMUTE)
 
 
 def find_ranks(target: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:

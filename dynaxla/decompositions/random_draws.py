@@ -20,6 +20,7 @@ from torch.types import IntLikeType, Number
 
 from dynaxla.custom_ops.threefry import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
 from dynaxla.torch_api.decompositions import suggest_memory_format
+from dynaxla.torch_api.generators import take_traced_shard
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -237,7 +238,7 @@ class Draws:
         return inverse(self._draw(x.shape, "uniform", _wide(x.dtype), x.device)).to(x.dtype)
 
     def _draw(self, size: Size, kind: Kind, dtype: torch.dtype, device: torch.device) -> Tensor:
-        key = DRAW_SEED(device) + next(self._numbers)
+        key = DRAW_SEED(device) + (next(self._numbers) + (take_traced_shard() << 48))
         return RANDOM(key, list(size), kind, dtype)  # type: ignore[no-any-return]
 
 

@@ -30,11 +30,16 @@ from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 
 class CpuFallbackRunner:
-    """Runs calls on the host."""
+    """Runs calls on the host.
 
-    def __init__(self, client: PjrtClient, memories: DeviceStorages) -> None:
+    Args:
+        generator: makes the generator of a call that draws random numbers and names none.
+    """
+
+    def __init__(self, client: PjrtClient, memories: DeviceStorages, generator: Callable[[], torch.Generator]) -> None:
         self._client = client
         self._memories = memories
+        self._generator = generator
         self._origins = HostSources()
         self._find_sharding = find_no_sharding if client.mesh_devices is None else find_sharding
 
@@ -48,6 +53,8 @@ class CpuFallbackRunner:
         copies = _Copies(self.read, known.takes_host)
         host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
+        if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
+            host_kwargs["generator"] = self._generator()
         results = known.op(*host_args, **host_kwargs)
         crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
         for memory, array, before in copies.arrays.values():

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import blake2b
+from struct import Struct
 from types import ModuleType
 from typing import Any
 
@@ -17,39 +19,68 @@ from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import memory_stats
+from dynaxla.torch_api.generators import DRAW_STRIDE
 from dynaxla.types import DEVICE_TYPE
 
 DeviceLike = torch.device | str | int | None
+_STATE = Struct("<QQ")
 
 
 class Generator:
-    """The device's default generator: a generator of torch's on the host, of which each call that draws takes one seed."""
+    """The device's default generator: a seed, and an offset that every draw moves, in the layout of CUDA's Philox generator.
+
+    What a draw takes is a hash of both, so that the draws of two seeds or offsets have nothing in common.
+    """
 
     def __init__(self) -> None:
-        self._host = torch.Generator(device="cpu")
-        self._host.manual_seed(torch.initial_seed())
         self._lock = new_lock()
+        self.manual_seed(torch.initial_seed())
 
     def manual_seed(self, seed: int) -> None:
+        """
+        Raises:
+            ValueError: the seed does not fit into 64 bits.
+        """
+        taken = torch.Generator(device="cpu").manual_seed(seed).initial_seed()
         with self._lock:
-            self._host.manual_seed(seed)
+            self._seed, self._offset = taken, 0
 
     def state(self) -> torch.Tensor:
+        """uint8 [16] on the host: the seed, then the offset, each of 8 bytes, the lowest first."""
         with self._lock:
-            return self._host.get_state()
+            return torch.frombuffer(bytearray(self._packed()), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> None:
+        """
+        Raises:
+            RuntimeError: it is no state of this device's.
+        """
+        if state.dtype != torch.uint8 or state.shape != (_STATE.size,):
+            raise RuntimeError(
+                f"a state of torch.{DEVICE_TYPE} is uint8 [{_STATE.size}], a seed and an offset, "
+                f"not {state.dtype} {list(state.shape)}"
+            )
         with self._lock:
-            self._host.set_state(state.cpu())
+            self._seed, self._offset = _STATE.unpack(bytes(state.tolist()))
 
     def initial_seed(self) -> int:
-        return self._host.initial_seed()
+        return self._seed
 
     def seed(self, given: torch.Generator | None = None) -> torch.Tensor:
         """A seed, int64 [], of this generator or of one of the user's, which advances."""
+        if given is not None:
+            return torch.empty((), dtype=torch.int64, device="cpu").random_(generator=given)
         with self._lock:
-            made = torch.empty((), dtype=torch.int64, device="cpu")
-            return made.random_(generator=self._host if given is None else given)
+            drawn = blake2b(self._packed(), digest_size=8).digest()
+            self._offset = (self._offset + DRAW_STRIDE) % 2**64
+        return torch.tensor(int.from_bytes(drawn, "little", signed=True), device="cpu")
+
+    def make_host_generator(self) -> torch.Generator:
+        """A generator for an op that the host computes: its seed is a draw of this one."""
+        return torch.Generator(device="cpu").manual_seed(int(self.seed()))
+
+    def _packed(self) -> bytes:
+        return _STATE.pack(self._seed, self._offset)
 
 
 class Stream:
@@ -250,11 +281,15 @@ class DeviceModule(ModuleType):
         return self._generator.initial_seed()
 
     def get_rng_state(self, device: DeviceLike = None) -> torch.Tensor:
-        """The state of the generator, of bytes, on the host."""
+        """The generator's state, uint8 [16] on the host: a seed and an offset, as CUDA's."""
         self._check(device)
         return self._generator.state()
 
     def set_rng_state(self, new_state: torch.Tensor, device: DeviceLike = None) -> None:
+        """
+        Raises:
+            RuntimeError: it is no state of this device's.
+        """
         self._check(device)
         self._generator.set_state(new_state)
 

@@ -174,3 +174,15 @@ FUSED: Mapping[OpOverload, Callable[..., Lists]] = {
     for op in (getattr(aten, name).default, getattr(aten, name).tensor_lr)
 }
 """By op what computes it; the rate may be a tensor in each."""
+
+
+def step_at_rate(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A step's call, whose rate may be one of the host's numbers in a tensor of any shape, as on CUDA."""
+    rate = kwargs["lr"]
+    if isinstance(rate, torch.Tensor) and rate.device.type == "cpu" and rate.numel() == 1:
+        kwargs["lr"] = rate.reshape(())
+    return call(*args, **kwargs)
+
+
+def give_nothing(*args: Any, **kwargs: Any) -> None:
+    """The results of a step, which only writes."""

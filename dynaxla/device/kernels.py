@@ -18,6 +18,7 @@ from dynaxla.device.copies import CopyKernels
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.fused_optimizers import FUSED, give_nothing, step_at_rate
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding, stored_spec
@@ -91,6 +92,8 @@ class DeviceKernels:
             RNN_CELL_DECOMPOSITIONS.items()
         ):  # torch has nothing for two of them, and for one only where there is a bias
             self.kernels.add_sizes(op, function)
+        for op in FUSED:  # most of which torch gives no meta kernel
+            self.kernels.add_sizes(op, give_nothing)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
         for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
@@ -136,9 +139,12 @@ class DeviceKernels:
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
         known, run = FunctionalForm.of(op), self._eager.run
-        if known.written and known.counted == "parts":
-            return partial(_counted, run, known)
-        return lambda *args, **kwargs: run(known, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run(known, args, kwargs)
+
+        counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
+        return partial(step_at_rate, counted) if op in FUSED else counted
 
     def _rest(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         known = self._known.get(op)

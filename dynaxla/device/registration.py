@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dynaxla.custom_ops.process_collectives import PERMUTE_TENSOR
 from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled_graphs import DeviceClient
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
@@ -31,11 +32,11 @@ from dynaxla.runtime.process_set import joined_processes
 from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
-from dynaxla.torch_api.c10d import has_process_groups, register_backend
+from dynaxla.torch_api.c10d import has_process_groups, keep_permutations, keep_used_parameters_on_host, register_backend
 from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
-from dynaxla.torch_api.generators import give_generators
+from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
-from dynaxla.torch_api.module_conversions import keep_parameters
+from dynaxla.torch_api.module_conversions import keep_parameters, move_states_of_fsdp
 from dynaxla.torch_api.private_device import (
     answer_for_accelerator,
     exchange_by_dlpack,
@@ -170,7 +171,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         raise OptionError(f"the device {taken!r} is in use, of another package", hint)
     platform, client = _connected(named, devices)
     shared, memories, generator = process(), DeviceStorages(), Generator()
-    host = CpuFallbackRunner(client, memories)
+    host = CpuFallbackRunner(client, memories, generator.make_host_generator)
     builder = OpProgramBuilder(shared, Options.from_mapping({"fallback": "error"}), find_target(platform), client)
     several = client.mesh_devices is not None
     eager = (ShardedOpDispatcher if several else OpDispatcher)(builder, memories, shared.recorder, host, generator.seed)
@@ -195,6 +196,10 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         client.mesh_devices.find_sharding = lambda tensor: find_sharding(memories.of(tensor))
     on_device = DeviceClient(client, memories, eager, kernels.copies)
     if has_process_groups():
+        draw_shards_apart(DEVICE_TYPE)
+        move_states_of_fsdp()
+        keep_used_parameters_on_host(DEVICE_TYPE)
+        keep_permutations(DEVICE_TYPE, PERMUTE_TENSOR)
         register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import jax
 
 from dynaxla.bucketing.pad_rules import process_collectives as process_collectives_rules
-from dynaxla.custom_ops.process_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from dynaxla.custom_ops.process_collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    PERMUTE,
+    REDUCE_SCATTER,
+)
 from dynaxla.ops import replica_collectives as collectives
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.views import Ints
@@ -32,6 +39,12 @@ def reduce_scatter(x: jax.Array, reduction: str, groups: Ints, size: int, ranks:
 @OPS.op(ALL_TO_ALL, pad=process_collectives_rules.all_to_all)
 def all_to_all(x: jax.Array, groups: Ints, size: int, ranks: Ints) -> jax.Array:
     return collectives.all_to_all(x, _rows(groups, size))
+
+
+@OPS.op(PERMUTE, pad=process_collectives_rules.collective)
+def permute(x: jax.Array, targets: Ints, groups: Ints, size: int, ranks: Ints) -> jax.Array:
+    pairs = tuple((row[i], row[target]) for row in _rows(groups, size) for i, target in enumerate(targets))
+    return collectives.permute(x, pairs)
 
 
 @OPS.op(BROADCAST, pad=process_collectives_rules.collective)

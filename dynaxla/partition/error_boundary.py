@@ -28,6 +28,7 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
 from dynaxla.torch_api.dynamo import TorchDynamoException
+from dynaxla.torch_api.generators import UntracedDrawError
 
 logger = logging.getLogger("dynaxla")
 
@@ -53,6 +54,9 @@ class Boundary:
         """
         if isinstance(error, (DynaxlaError, TorchDynamoException)):
             raise error
+        if isinstance(error, UntracedDrawError):
+            self.leave(FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0]), module)
+            return
         message = f"{type(error).__name__}: {error}".strip()
         reason = FallbackReason(
             id=ReasonId.INTERNAL_ERROR,

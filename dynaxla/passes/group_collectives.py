@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.custom_ops.process_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from dynaxla.custom_ops.process_collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    PERMUTE,
+    PERMUTE_TENSOR,
+    REDUCE_SCATTER,
+)
 from dynaxla.distributed.group_table import GroupPartition, group_table
 from dynaxla.fx.edit import call_before
 from dynaxla.fx.graph_utils import tensors_of
@@ -47,6 +55,10 @@ def _emit_all_to_all(
     return call_before(graph, node, ALL_TO_ALL, (x, *groups))
 
 
+def _emit_permute(graph: Graph, node: Node, x: Node, groups: tuple[Any, ...], targets: Sequence[int]) -> Node:
+    return call_before(graph, node, PERMUTE, (x, targets, *groups))
+
+
 _EMIT: dict[OpOverload, Callable[..., Node]] = {
     functional.all_reduce.default: _emit_all_reduce,
     functional.all_reduce_coalesced.default: _emit_all_reduce,
@@ -56,6 +68,7 @@ _EMIT: dict[OpOverload, Callable[..., Node]] = {
     functional.reduce_scatter_tensor.default: _emit_reduce_scatter,
     functional.reduce_scatter_tensor_coalesced.default: _emit_reduce_scatter,
     functional.all_to_all_single.default: _emit_all_to_all,
+    PERMUTE_TENSOR: _emit_permute,
 }
 
 

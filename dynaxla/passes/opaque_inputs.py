@@ -1,4 +1,4 @@
-"""Inputs that are objects, such as the mesh of a DTensor, taken out of a graph whose ops do not read them.
+"""Inputs and constants that are objects, such as the mesh of a DTensor, taken out of a graph whose ops do not read them.
 
 AOTAutograd flattens a tensor subclass into its tensors and its objects, and a forward hands those objects on to its backward.
 What an op reads stays: such an op runs in eager.
@@ -9,33 +9,36 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from dynaxla.fx.graph_utils import opaque_class_of
+from dynaxla.fx.graph_utils import attribute, opaque_class_of
 from dynaxla.partition.opaque_values import OpaqueValues
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
+from dynaxla.torch_api.fakes import find_opaque_class
 
 
 def take_opaque_inputs(module: GraphModule) -> OpaqueValues:
-    """Takes the objects that no op reads out of a graph's inputs; the graph gives None for them."""
+    """Takes the objects that no op reads out of a graph's inputs and constants; the graph gives None for them."""
     graph = module.graph
     output = graph.output_node()
     returned = output.args[0]
-    found = {
+    if not isinstance(returned, (tuple, list)):
+        return OpaqueValues()
+    given = {
         node: i
         for i, node in enumerate(graph.find_nodes(op="placeholder"))
         if opaque_class_of(node) is not None and set(node.users) <= {output}
     }
-    if not found or not isinstance(returned, (tuple, list)):
-        return OpaqueValues()
-    places = tuple(
-        (place, found[item]) for place, item in enumerate(returned) if isinstance(item, Node) and item in found
-    )
-    output.args = (tuple(None if isinstance(item, Node) and item in found else item for item in returned),)
-    for node in found:
+    read = {node: attribute(module, node) for node in graph.find_nodes(op="get_attr") if set(node.users) <= {output}}
+    own = {node: value for node, value in read.items() if find_opaque_class(value) is not None}
+    output.args = (tuple(None if item in given or item in own else item for item in returned),)
+    for node in (*given, *own):
         graph.erase_node(node)
     module.recompile()
-    return OpaqueValues(tuple(found.values()), places)
+    outputs, constants = (
+        tuple((place, found[item]) for place, item in enumerate(returned) if item in found) for found in (given, own)
+    )
+    return OpaqueValues(tuple(given.values()), outputs, constants)
 
 
 def _renumber(positions: Collection[int], gone: Collection[int]) -> frozenset[int]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def has_process_groups() -> bool:
@@ -165,6 +167,36 @@ class PythonProcessGroup(_Group):  # type: ignore[misc]
         self._of_host.abort()
 
 
+def keep_used_parameters_on_host(own: str) -> None:
+    """Has `DistributedDataParallel` keep on the host which parameters were used: it exchanges that by pinned memory otherwise.
+
+    Args:
+        own: the device's type. A process group of it takes tensors of the host as well.
+
+    Relies on `torch.distributed.Reducer`, which makes one tensor of int32 on the parameters' device at its creation and in
+    `_set_static_graph`: for the numbers of uses. It copies them without pinned memory where that tensor is on the host.
+    """
+
+    class OnHost(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = kwargs or {}
+            device = named.get("device") if func is torch.ops.aten.empty.memory_format else None
+            if device is not None and device.type == own and named["dtype"] is torch.int32:
+                named = {**named, "device": torch.device("cpu")}
+            return func(*args, **named)
+
+    class UsesOnHost(dist.Reducer):  # type: ignore[misc,name-defined,attr-defined]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with OnHost():
+                super().__init__(*args, **kwargs)
+
+        def _set_static_graph(self) -> None:
+            with OnHost():
+                super()._set_static_graph()
+
+    dist.Reducer = UsesOnHost  # type: ignore[misc,attr-defined]
+
+
 def reduction_of(op: Any) -> tuple[str, Any]:
     """The name of a reduction, as functional collectives have it, and a factor that operands are multiplied by, or None.
 
@@ -192,12 +224,8 @@ def host_of_store(store: Any) -> str | None:
     return str(store.host) if isinstance(store, _stores().TCPStore) else None
 
 
-def run_functional(
-    name: str, groups: list[int], size: int, ranks: list[int], x: torch.Tensor, *arguments: Any
-) -> torch.Tensor:
-    """Runs a functional collective in eager, in this process's group of several, and waits for it.
-
-    Relies on `torch.ops._c10d_functional` and on `torch.distributed.distributed_c10d._world.pg_group_ranks`.
+def find_group(groups: list[int], size: int, ranks: list[int]) -> str:
+    """The name of this process's group of several. Relies on `torch.distributed.distributed_c10d._world.pg_group_ranks`.
 
     Args:
         groups: places in `ranks` of the processes of each group of `size`, one group after the other.
@@ -208,6 +236,53 @@ def run_functional(
     own = next(groups[i : i + size] for i in range(0, len(groups), size) if mine in groups[i : i + size])
     wanted = [ranks[place] for place in own]
     found = next(group for group, places in _world.pg_group_ranks.items() if sorted(places) == sorted(wanted))
+    return str(found.group_name)
+
+
+def run_functional(
+    name: str, groups: list[int], size: int, ranks: list[int], x: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    """Runs a functional collective in eager, in this process's group of several, and waits for it.
+
+    Relies on `torch.ops._c10d_functional`. The groups are those of `find_group`.
+    """
     functional = torch.ops._c10d_functional
-    started = getattr(functional, name)(x.contiguous(), *arguments, found.group_name)
+    started = getattr(functional, name)(x.contiguous(), *arguments, find_group(groups, size, ranks))
     return functional.wait_tensor(started).clone()  # type: ignore[no-any-return]
+
+
+def permute_in_group(x: torch.Tensor, targets: list[int], name: str) -> torch.Tensor:
+    """What the process of a group whose target is this one gives, in eager: that at place i sends to that at `targets[i]`.
+
+    Relies on `torch.ops._c10d_functional`, as `funcol.permute_tensor` does, and on `_resolve_process_group`.
+    """
+    from torch.distributed import distributed_c10d
+
+    place = dist.get_rank(distributed_c10d._resolve_process_group(name))  # type: ignore[attr-defined,arg-type]
+    sent, received = (
+        [x.shape[0] * (i == it) for i in range(len(targets))] for it in (targets[place], targets.index(place))
+    )
+    functional = torch.ops._c10d_functional
+    return functional.wait_tensor(functional.all_to_all_single(x.contiguous(), received, sent, name)).clone()  # type: ignore[no-any-return]
+
+
+def keep_permutations(own: str, permute: Callable[..., torch.Tensor]) -> None:
+    """Has `funcol.permute_tensor` put a permutation into the graph that Dynamo captures, in place of this process's part of it.
+
+    Args:
+        own: the device's type.
+        permute: the op in the graph: of a tensor of one dim, the targets and the group's name.
+
+    Relies on `torch.distributed._functional_collectives.permute_tensor`, which Dynamo inlines, and on `_resolve_group_name`.
+    """
+    from torch.distributed import _functional_collectives as functional
+
+    theirs = functional.permute_tensor
+
+    def permute_tensor(self: torch.Tensor, src_dst: list[int], group: Any, tag: str = "") -> torch.Tensor:
+        is_whole = sorted(src_dst) == list(range(len(src_dst)))  # else a process receives nothing
+        if torch.compiler.is_dynamo_compiling() and self.device.type == own and self.dim() == 1 and is_whole:
+            return permute(self, src_dst, functional._resolve_group_name(group, tag))
+        return theirs(self, src_dst, group, tag)
+
+    functional.permute_tensor = wraps(theirs)(permute_tensor)

@@ -43,6 +43,26 @@ def keep_parameters() -> None:
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
 
 
+def move_states_of_fsdp() -> None:
+    """Has `fully_shard` move a module on the host to the device, as it does to CUDA: it replaces a parameter's data, too.
+
+    Relies on `torch.distributed.fsdp._fully_shard._fsdp_init._move_states_to_device`.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    theirs = _fsdp_init._move_states_to_device
+
+    @wraps(theirs)
+    def move(params: list[Any], buffers: list[torch.Tensor], device: torch.device) -> None:
+        if device.type == get_registered_device_type():
+            for tensor in (*params, *buffers):
+                if tensor.device.type == "cpu" and not is_traceable_wrapper_subclass(tensor):
+                    _convert(tensor, lambda each: each.to(device))
+        theirs(params, buffers, device)
+
+    _fsdp_init._move_states_to_device = move
+
+
 def _changes_device(module: torch.nn.Module, fn: _Convert) -> bool:
     """Whether a conversion moves a module's parameters to or from the device."""
     first = next(module.parameters(), None)
@@ -68,20 +88,24 @@ def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) ->
             raise RuntimeError(_HELD_BY_CPP.format(type(each).__name__))
     found = [p for p in module.parameters(recurse) if is_lazy(p) or not is_traceable_wrapper_subclass(p)]
     for parameter in found:
-        gradient = parameter.grad
-        if gradient is not None:
-            parameter.grad = None  # the parameter references its gradient in C++
-        try:
-            with torch.no_grad(), _as_plain(parameter):
-                _exchange(parameter, fn(parameter))
-                if gradient is not None:
-                    _exchange(gradient, fn(gradient))
-        finally:
-            if gradient is not None and gradient.device == parameter.device:
-                parameter.grad = gradient
+        _convert(parameter, fn)
         yield parameter
-        if gradient is not None:
-            yield gradient
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _convert(parameter: torch.Tensor, fn: _Convert) -> None:
+    gradient = parameter.grad
+    if gradient is not None:
+        parameter.grad = None  # the parameter references its gradient in C++
+    try:
+        with torch.no_grad(), _as_plain(parameter):
+            _exchange(parameter, fn(parameter))
+            if gradient is not None:
+                _exchange(gradient, fn(gradient))
+    finally:
+        if gradient is not None and gradient.device == parameter.device:
+            parameter.grad = gradient
 
 
 def _convert_buffer(buffer: torch.Tensor, fn: _Convert) -> torch.Tensor:

@@ -80,6 +80,35 @@ def test_seeds_repeat_draws() -> None:
         torch.rand(4, device="dynaxla")
 
 
+def test_the_generators_state_is_a_seed_and_an_offset() -> None:
+    torch.dynaxla.manual_seed(5)
+    state = torch.dynaxla.get_rng_state("dynaxla:0")
+    assert (state.dtype, state.device.type, state.view(torch.int64).tolist()) == (torch.uint8, "cpu", [5, 0])
+    first, second = (torch.randn(4, device="dynaxla").tolist() for _ in range(2))
+    seed, offset = torch.dynaxla.get_rng_state().view(torch.int64).tolist()
+    assert (seed, first != second) == (5, True)
+    torch.dynaxla.set_rng_state(torch.tensor([5, offset // 2]).view(torch.uint8))
+    assert torch.randn(4, device="dynaxla").tolist() == second
+    torch.dynaxla.manual_seed(-1)
+    assert torch.dynaxla.initial_seed() == torch.Generator().manual_seed(-1).initial_seed() == 2**64 - 1
+    assert torch.dynaxla.get_rng_state().tolist() == [255] * 8 + [0] * 8
+    with pytest.raises(RuntimeError, match=r"is uint8 \[16\], a seed and an offset, not torch.uint8 \[5056\]"):
+        torch.dynaxla.set_rng_state(torch.get_rng_state())
+    with pytest.raises(ValueError, match="Overflow"):
+        torch.dynaxla.manual_seed(2**64)
+
+
+def test_draws_on_the_host_are_of_the_devices_generator() -> None:
+    rates = torch.full((40,), 30.0, device="dynaxla")
+    state, host = torch.dynaxla.get_rng_state(), torch.get_rng_state()
+    one, two = torch.poisson(rates).tolist(), torch.poisson(rates).tolist()
+    torch.dynaxla.set_rng_state(state)
+    assert torch.poisson(rates).tolist() == one != two
+    given = [torch.poisson(rates, generator=torch.Generator().manual_seed(3)).tolist() for _ in range(2)]
+    assert given[0] == given[1]
+    assert torch.equal(torch.get_rng_state(), host)
+
+
 def test_draws_compile_once() -> None:
     torch.randn(6, 2, device="dynaxla")
     with dynaxla.recorder().expect(compiles=0):

@@ -105,6 +105,51 @@ def use_sequence_parallel(net: Net, mesh: DeviceMesh) -> nn.Module:
     return InPieces()
 
 
+class Branches(nn.Module):
+    """Uses one of two layers, as the caller says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.branches = nn.ModuleList([nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3)])
+        self.never = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        return self.branches[branch](self.first(x).relu())
+
+
+def train_branches(device: str, **options: bool) -> dict[str, Any]:
+    """Parameters and gradients of steps with DDP in which processes use different layers, or the same with `static_graph`."""
+    torch.manual_seed(2)
+    net = Branches().to(device)
+    model = DistributedDataParallel(net, process_group=mesh_of(device).get_group(), **options)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(STEPS):
+        branch = 0 if "static_graph" in options else min(step + dist.get_rank(), 3) % 2
+        x, y = batch(step, dist.get_rank(), device)
+        optimizer.zero_grad()
+        (model(x, branch) - y).square().mean().backward()
+        optimizer.step()
+    gradients = {name: whole(p.grad) for name, p in net.named_parameters() if p.grad is not None}
+    return {"gradients": gradients, "weights": {name: whole(p) for name, p in net.named_parameters()}}
+
+
+def step_fused(device: str) -> dict[str, Tensor]:
+    """Sharded parameters after steps of fused optimizers, whose rate is a tensor."""
+    mesh, found = mesh_of(device), {}
+    for name, make in {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.items():
+        torch.manual_seed(6)
+        weight = nn.Parameter(distribute_tensor(torch.randn(6, 3).to(device), mesh, [Shard(0)]))
+        x = distribute_tensor(torch.randn(4, 6).to(device), mesh, [Replicate()])
+        optimizer = make([weight], lr=torch.tensor(0.1), fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (x @ weight).square().sum().backward()
+            optimizer.step()
+        found[name] = whole(weight)
+    return found
+
+
 Way = Callable[[Net, DeviceMesh], nn.Module]
 WAYS: dict[str, Way] = {
     "ddp": use_ddp,

@@ -92,7 +92,8 @@ def _use_all(x: Tensor, group: Any, size: int) -> list[Tensor]:
     sent = funcol.broadcast(x.cos(), 1, group)
     several = funcol.all_reduce_coalesced([x, x[:, :1] * 3], "sum", group)
     mean = funcol.all_reduce(x, "avg", group)
-    return [reduced, largest, gathered, columns, scattered, exchanged, sent, *several, mean]
+    turned = funcol.permute_tensor(x.flatten() * 2, [(i + 1) % size for i in range(size)], group)
+    return [reduced, largest, gathered, columns, scattered, exchanged, sent, *several, mean, turned]
 
 
 def _differentiate(x: Tensor, group: Any, size: int) -> list[Tensor]:
@@ -131,12 +132,37 @@ def check_ops(rank: int) -> None:
                 assert dynaxla.read_metrics().fallbacks == fallbacks, dynaxla.read_metrics().fallbacks
                 kinds = {kind for each in programs.collectives for kind in each}
                 assert {"all-gather", "reduce-scatter", "all-to-all"} <= kinds, kinds
+                assert differentiated or "collective-permute" in kinds, kinds
                 directions = 2 if differentiated else 1
                 assert len([each for each in programs.collectives if each]) <= directions * (3 if dynamic else 1)
 
 
+def check_permutation(rank: int) -> None:
+    """Its gradient is the permutation back, which torch does not have in eager."""
+    for executor in ("pjrt", "eager"):
+        torch._dynamo.reset()
+
+        @torch.compile(backend="dynaxla", options={"executor": executor, "fallback": "error"})
+        def turn(x: Tensor) -> Tensor:
+            return funcol.permute_tensor(x * x, [1, 0], dist.group.WORLD) * (rank + 2)
+
+        for size in (3, 5):
+            x = torch.arange(float(size), device="dynaxla").add(rank).requires_grad_()
+            y = turn(x)
+            y.sum().backward()
+            other = torch.arange(float(size)) + (1 - rank)
+            assert_close(y.detach().cpu(), other.square() * (rank + 2))
+            assert x.grad is not None
+            assert_close(x.grad.cpu(), 2 * x.detach().cpu() * (1 - rank + 2))
+
+
+def check_all_ops(rank: int) -> None:
+    check_ops(rank)
+    check_permutation(rank)
+
+
 def test_functional_collectives_are_gloos() -> None:
-    run_ranks(check_ops)
+    run_ranks(check_all_ops)
 
 
 def check_mesh(rank: int) -> None:

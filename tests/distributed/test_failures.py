@@ -11,10 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-from tests.distributed.children import run_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,22 +124,6 @@ def test_the_device_was_used_before() -> None:
         caught(lambda: dist.init_process_group("dynaxla"))
     """)
     assert all("the device was used before the processes met" in text for text in printed), printed
-
-
-def check_pinned(rank: int) -> None:
-    """torch's reducer makes pinned memory by an allocator that only C++ can register: a limit of docs/torch_distributed.md."""
-    nets = [torch.nn.Linear(4, 4).to("dynaxla") for _ in range(2)]
-    for made in (
-        DistributedDataParallel(nets[0], find_unused_parameters=True),
-        DistributedDataParallel(nets[1], static_graph=True),
-    ):
-        with pytest.raises(NotImplementedError, match="getPinnedMemoryAllocator"):
-            made(torch.ones(2, 4, device="dynaxla")).sum().backward()
-
-
-@pytest.mark.long
-def test_ddp_that_looks_for_unused_parameters_raises() -> None:
-    run_ranks(check_pinned)
 
 
 @pytest.mark.plugin

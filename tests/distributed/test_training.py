@@ -13,7 +13,17 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 import dynaxla
 from tests.distributed.children import run_ranks
-from tests.distributed.models import WAYS, build, mesh_of, train, use_fsdp, use_tensors, whole
+from tests.distributed.models import (
+    WAYS,
+    build,
+    mesh_of,
+    step_fused,
+    train,
+    train_branches,
+    use_fsdp,
+    use_tensors,
+    whole,
+)
 from tests.tolerances import assert_close
 
 
@@ -36,6 +46,10 @@ def check_training(rank: int) -> None:
         assert dynaxla.read_metrics().host_ops == before, (way, dynaxla.read_metrics().host_ops)
         assert_same(mine, theirs, way, torch.bfloat16 if way.endswith("bfloat16") else torch.float32)
     assert_same(use_tensors("dynaxla"), use_tensors("cpu"), "DTensor")
+    assert_same(step_fused("dynaxla"), step_fused("cpu"), "fused")
+    for option in ("find_unused_parameters", "static_graph"):
+        mine, theirs = (train_branches(device, **{option: True}) for device in ("dynaxla", "cpu"))
+        assert_same(mine, theirs, option)
 
 
 def test_training_is_gloos() -> None:
@@ -44,6 +58,10 @@ def test_training_is_gloos() -> None:
 
 def check_checkpoint(rank: int, folder: str) -> None:
     net = use_fsdp(build("dynaxla"), mesh_of("dynaxla"))
+    moved = use_fsdp(build("cpu"), mesh_of("dynaxla"))
+    for one, two in zip(net.parameters(), moved.parameters(), strict=True):
+        assert two.device.type == "dynaxla"
+        assert torch.equal(whole(one), whole(two)), "fully_shard of a module on the host"
     state = get_model_state_dict(net)
     dcp.save(state, checkpoint_id=folder)
     other = use_fsdp(build("dynaxla"), mesh_of("dynaxla"))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.torch_api import c10d
 from tests.torch_api.boundary import boundary
@@ -61,13 +63,16 @@ def test_torch_calls_a_group_of_pythons(group: Any) -> None:
         group._get_backend(torch.device("cuda"))
 
 
-@boundary("c10d.run_functional")
+@boundary("c10d.run_functional", "c10d.find_group", "c10d.permute_in_group")
 def test_a_functional_collective_is_run_in_the_group_of_its_processes() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
     try:
         x = torch.arange(4.0)
         assert torch.equal(c10d.run_functional("all_reduce", [0], 1, [0], x, "sum"), x)
         assert torch.equal(c10d.run_functional("all_gather_into_tensor", [0], 1, [0], x, 1), x)
+        name = c10d.find_group([0], 1, [0])
+        assert name == dist.group.WORLD.group_name  # type: ignore[union-attr]
+        assert torch.equal(c10d.permute_in_group(x, [0], name), x)
     finally:
         dist.destroy_process_group()
 
@@ -100,3 +105,43 @@ def test_futures_and_limits() -> None:
     assert future.then(lambda done: done.value()[0] + 1).wait().item() == 2
     assert c10d.is_unlimited(timedelta(0))
     assert not c10d.is_unlimited(timedelta(seconds=1))
+
+
+@boundary("c10d.keep_used_parameters_on_host")
+def test_a_reducer_makes_one_tensor_of_numbers_of_uses(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of it is in tests/distributed/test_training.py."""
+    monkeypatch.setattr(dist, "Reducer", dist.Reducer)  # put back afterwards
+    made = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if kwargs and kwargs.get("dtype") is torch.int32 and func is torch.ops.aten.empty.memory_format:
+                made.append((args[0], kwargs["device"].type))
+            return func(*args, **kwargs or {})
+
+    weights = [torch.nn.Parameter(torch.empty(3, device="meta")) for _ in range(2)]
+    for wanted in ("meta", "cpu"):
+        with Seen():
+            reducer = dist.Reducer(weights, [[0, 1]], [100], group, find_unused_parameters=True)
+            reducer._set_static_graph()
+        assert made == [([2], wanted)] * 2
+        made.clear()
+        c10d.keep_used_parameters_on_host("meta")
+
+
+@boundary("c10d.keep_permutations")
+def test_a_permutation_is_kept_in_the_graph_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of it, in several processes, is in tests/distributed/test_compiled.py."""
+    theirs = funcol.permute_tensor
+    monkeypatch.setattr(funcol, "permute_tensor", theirs)  # put back afterwards
+    c10d.keep_permutations("cpu", lambda x, targets, group: x + 10 * len(targets))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
+
+    def permuted(x: torch.Tensor) -> torch.Tensor:
+        return funcol.permute_tensor(x, [0], dist.group.WORLD) + 0
+
+    try:
+        assert permuted(torch.ones(2)).tolist() == [1, 1]
+        assert torch.compile(permuted, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [11, 11]
+    finally:
+        dist.destroy_process_group()

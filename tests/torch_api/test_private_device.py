@@ -349,3 +349,77 @@ def test_calls_that_are_no_part_of_a_trace() -> None:
 
         graph = trace_calls(function, [x], {}).graph
     assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.exp.default]
+
+
+@boundary("module_conversions.move_states_of_fsdp")
+def test_fsdp_moves_parameters_and_buffers_by_one_function() -> None:
+    """What comes of it, in several processes, is in tests/distributed/test_training.py."""
+    _run("""
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from dynaxla.torch_api.module_conversions import move_states_of_fsdp
+move_states_of_fsdp()
+weight, buffer = torch.nn.Parameter(torch.ones(3, 4)), torch.ones(3, 4)
+weight.grad, moved = torch.ones(3, 4), []
+def there(tensor, *args, **kwargs):
+    moved.append(tensor.shape)
+    return wall.tensor_at((1 << 60) + 64 * len(moved), torch.float32, 48, (3, 4), (4, 1))
+before, torch.Tensor.to = torch.Tensor.to, there
+_fsdp_init._move_states_to_device([weight], [buffer], torch.device("wall", 0))
+torch.Tensor.to = before
+assert len(moved) == 3 and {each.device.type for each in (weight, weight.grad, buffer)} == {"wall"}
+assert isinstance(weight, torch.nn.Parameter) and weight.requires_grad
+""")
+
+
+@boundary(
+    "generators.draw_shards_apart",
+    "generators.take_traced_shard",
+    "generators.UntracedDrawError",
+    "generators.DRAW_STRIDE",
+)
+def test_draws_of_dtensors_take_place_on_a_shard() -> None:
+    """What comes of it, in several processes, is in tests/distributed/test_random.py."""
+    _run("""
+import torch.distributed as dist
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard, _random
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from dynaxla.torch_api.generators import UntracedDrawError, draw_shards_apart, take_traced_shard
+state = torch.tensor([5, 8]).view(torch.uint8)
+def set_state(value, device=None):
+    global state
+    state = value
+module.get_rng_state, module.set_rng_state = lambda device=None: state.clone(), set_state
+dist.init_process_group("fake", rank=2, world_size=3, store=FakeStore())
+mesh = DeviceMesh("wall", torch.arange(3), _init_backend=False)
+draw_shards_apart("wall")
+tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+offset = lambda: state.view(torch.int64).tolist()
+meta = TensorMeta(torch.Size((3, 2)), (2, 1), torch.float32)
+sharded, replicated = DTensorSpec(mesh, (Shard(0),), meta), DTensorSpec(mesh, (Replicate(),), meta)
+with tracker._distribute_region(sharded):
+    assert offset() == [5, 8 + 2 * 4]
+assert offset() == [5, 8 + 3 * 4]
+with tracker._distribute_region(replicated):
+    assert offset() == [5, 20]
+assert offset() == [5, 24]
+generator = torch.Generator().manual_seed(3)
+seed = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(3)).item()
+with tracker._distribute_region(sharded, generator):
+    assert offset() == [seed, 2 * 4]
+assert offset() == [5, 24] and not torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
+with FakeTensorMode(), tracker._distribute_region(sharded):
+    assert take_traced_shard() == 2
+assert take_traced_shard() == 0 and offset() == [5, 24]
+def untraced(x):
+    with tracker._distribute_region(sharded):
+        return x.sin()
+try:
+    make_fx(untraced, tracing_mode="fake")(torch.ones(2))
+except UntracedDrawError:
+    pass
+else:
+    raise AssertionError("a draw that nobody made different for the shards")
+""")

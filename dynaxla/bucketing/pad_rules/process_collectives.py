@@ -13,7 +13,7 @@ from dynaxla.bucketing.size_expressions import Size
 aten = torch.ops.aten
 
 
-@takes(root=LAYOUT, groups=LAYOUT, size=LAYOUT, ranks=LAYOUT)
+@takes(root=LAYOUT, targets=LAYOUT, groups=LAYOUT, size=LAYOUT, ranks=LAYOUT)
 def collective(call: RuleContext) -> PaddedValue:
     """Padding of one process meets that of the others, and stays padding."""
     value: PaddedValue = call.tensors[0]
