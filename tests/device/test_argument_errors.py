@@ -163,6 +163,7 @@ VALUES: dict[str, Call] = {
     "multinomial": lambda d: torch.multinomial(-x(d, 3), 1),
     "multinomial of zeros": lambda d: torch.multinomial(x(d, 3) * 0, 1),
     "bernoulli": lambda d: torch.bernoulli(x(d, 3)),
+    "a complex number into bools": lambda d: at(d, True, True).index_fill(0, at(d, 0), 1 + 1j),
     "normal": lambda d: torch.normal(0.0, -x(d, 3)),
     "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 0, 2, 3)),
     "lengths of rows": lambda d: torch.segment_reduce(x(d, 2, 6), "sum", lengths=at(d, [3, 3], [2, 3]), axis=1),
