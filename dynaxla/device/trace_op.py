@@ -68,7 +68,7 @@ class TraceInputs:
         specs = [*self.arrays, *([TensorSpec((self.starts,), torch.int64)] if self.starts else ())]
         specs += [TensorSpec((len(which),), dtype) for dtype, which in self.numbers]
         specs += [TensorSpec((), dtype) for dtype in self.hosts]
-        return [make_fake(mode, spec.shape, spec.strides, spec.dtype) for spec in specs]
+        return [make_fake(mode, spec.dtype, spec.shape) for spec in specs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
 
 
 def _like(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    return make_fake(mode_of(tensor), tensor.shape, strides, tensor.dtype)
+    return make_fake(mode_of(tensor), tensor.dtype, tensor.shape, strides)
 
 
 def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:

@@ -46,13 +46,18 @@ def make_symbolic_mode(sizes: Sequence[int]) -> tuple[FakeTensorMode, list[torch
     return mode, made
 
 
-def make_fake(mode: FakeTensorMode, sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    """Makes a fake tensor of the CPU in a mode, within it or not: what `torch.empty_strided` makes there in eight times as long.
+def make_fake(
+    mode: FakeTensorMode, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any] | None = None
+) -> torch.Tensor:
+    """Makes a fake tensor of the CPU in a mode, row-major unless it has strides, in an eighth of the time of `torch.empty`.
 
     Relies on `in_kernel_invocation_manager` and on the arguments of `FakeTensor`.
     """
     with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        if strides is None:
+            meta = torch.empty(sizes, dtype=dtype, device="meta")
+        else:
+            meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return FakeTensor(mode, meta, torch.device("cpu"))
 
 
