@@ -137,7 +137,20 @@ def write_page(
 ) -> str:
     """The whole text of a page. `how`: which tests were taken."""
     parts = [introduction.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]
+    parts += [*_tell_weighted_rate(outcomes, totals)]
     return "\n".join([*parts, *_reasons(outcomes, expected), *_slow(outcomes)]) + "\n"
+
+
+def _tell_weighted_rate(outcomes: Sequence[Outcome], totals: Mapping[str, int]) -> Iterator[str]:
+    """What the rate of all tests would be if those of each file that were not tried come out as those that were."""
+    same, run = 0.0, 0.0
+    for file, total in totals.items():
+        statuses = [outcome.status for outcome in outcomes if outcome.file == file and outcome.test]
+        tests_each = total / max(len(statuses), 1)
+        same += tests_each * statuses.count(SAME)
+        run += tests_each * sum(status in (SAME, *UNLIKE_THE_CPU) for status in statuses)
+    if run:
+        yield from (f"With each file counted by how many tests it has, the rate is {100 * same / run:.1f}%.", "")
 
 
 def _reasons(outcomes: Sequence[Outcome], expected: Mapping[tuple[str, str], str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ killed costs only the test that ran.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing as mp
 import os
@@ -268,6 +269,7 @@ class _Worker:
 def _work(tests: Sequence[tuple[unittest.TestCase, unittest.TestCase]], connection: Connection) -> None:
     os.setsid()
     be_quiet()
+    gc.freeze()  # a file of tests makes millions of objects, among which the collector would look for what a test leaves
     with patch.object(registration, "get_registered_device_type", return_value=None):  # TestFile has named it
         registration.use("cpu")
     connection.send(("ready", ""))

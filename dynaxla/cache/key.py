@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import PurePath
 
 
@@ -60,12 +61,20 @@ def _encode(part: object) -> bytes:  # noqa: C901 - a line for each kind
             return _sequence(b"l" if isinstance(part, list) else b"r", [_encode(each) for each in part])
         case Set():
             return _sequence(b"u", sorted(_encode(each) for each in part))
+        case Mapping() if all(type(name) is str is type(value) for name, value in part.items()):
+            return _encode_texts(tuple(part.items()))
         case Mapping():
             return _sequence(b"m", sorted(_encode(name) + _encode(value) for name, value in part.items()))
         case _ if is_dataclass(part) and not isinstance(part, type):
             held = [_text(b"s", field.name) + _encode(getattr(part, field.name)) for field in fields(part)]
             return _sequence(b"c", [_name(part), *held])
     raise TypeError(f"{type(part).__qualname__} {part!r} cannot be part of a key")
+
+
+@lru_cache(64)
+def _encode_texts(entries: tuple[tuple[str, str], ...]) -> bytes:
+    """A mapping of texts to texts: versions and settings, which stand in the key of each program of a process."""
+    return _sequence(b"m", sorted(_text(b"s", name) + _text(b"s", value) for name, value in entries))
 
 
 def _sequence(tag: bytes, entries: Sequence[bytes]) -> bytes:

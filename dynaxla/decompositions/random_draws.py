@@ -7,7 +7,6 @@ passes, distributions without a rewrite here, and calls for which torch raises.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,7 +244,6 @@ class Draws:
 def _from_default_generator(rewrite: Rewrite) -> Rewrite:
     """Restricts a rewrite to calls without a generator, and with strided layout."""
 
-    @functools.wraps(rewrite)
     def run(
         *args: object, generator: object = None, layout: object = None, pin_memory: object = None, **named: object
     ) -> Drawn | tuple[Tensor, Tensor]:

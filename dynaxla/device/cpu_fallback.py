@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.op_call import DevicesDiffer, OnlyStrided
+from dynaxla.device.op_call import OnlyStrided
 from dynaxla.device.storage import (
     DeviceStorage,
     DeviceStorages,
@@ -47,10 +47,9 @@ class CpuFallbackRunner:
         """What the op gives of copies of its arguments, in which views share memory as they do on the device; and what crossed.
 
         Raises:
-            DevicesDiffer: a tensor of the host has dims.
             whatever the op raises for the arguments.
         """
-        copies = _Copies(self.read, known.takes_host)
+        copies = _Copies(self.read)
         host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
@@ -123,17 +122,14 @@ class CpuFallbackRunner:
 class _Copies:
     """Copies on the host of a call's memories, and the tensors that lie in them."""
 
-    def __init__(self, read: Callable[[DeviceStorage], torch.Tensor], takes_host: bool) -> None:
+    def __init__(self, read: Callable[[DeviceStorage], torch.Tensor]) -> None:
         self._read = read
-        self._takes_host = takes_host
         self.arrays: dict[int, tuple[DeviceStorage, torch.Tensor, int]] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.versions: list[int] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if get_attached_memory(tensor.untyped_storage()) is None:
-            if tensor.dim() and not self._takes_host:
-                raise DevicesDiffer(tensor.device)
             return tensor
         memory = storage_of(tensor)
         if id(memory) not in self.arrays:

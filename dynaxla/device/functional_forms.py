@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -51,6 +51,8 @@ class FunctionalForm:
         on_tensors: what takes tensors of no dims for these others; None: the function itself.
         dtypes: those of tensors for which eager PyTorch has the op in whose place that runs; None: all.
         sizes: the parameters, by position and by name, that take sizes.
+        from_host: the parameters, by position and by name, that may be tensors of the host which have dims: indices, and what
+            `x[index] = values` copies.
     """
 
     op: OpOverload
@@ -66,6 +68,7 @@ class FunctionalForm:
     on_tensors: Callable[..., Any] | None
     dtypes: frozenset[torch.dtype] | None
     sizes: frozenset[int | str]
+    from_host: frozenset[int | str]
 
     @classmethod
     def of(cls, op: OpOverload) -> FunctionalForm:
@@ -77,9 +80,8 @@ class FunctionalForm:
         rate = (frozenset({"lr"}), function) if op in FUSED else (frozenset[str](), None)
         lifting, on_tensors = lift_scalars().get(function, rate)
         tensors = {parameter.name for parameter in schema if str(parameter.type) in ("Tensor", "Optional[Tensor]")}
-        lifts = frozenset(each for i, name in enumerate(names) if name in lifting | tensors for each in (i, name))
         sizes = {parameter.name for parameter in schema if takes_sizes(parameter)} | _BOUNDS.get(op, frozenset())
-        sized = frozenset(each for i, name in enumerate(names) if name in sizes for each in (i, name))
+        placed = {"indices", "values"} if op.name().partition(".")[0] in _INDEXING else {"index"}
         defaults = {
             parameter.name: default_of(parameter) for parameter in schema if parameter.default_value is not None
         }
@@ -96,20 +98,21 @@ class FunctionalForm:
             version_counter_of(op),
             count_out_parameters(op),
             find_returned_parameters(op),
-            lifts,
+            _places(names, lifting | tensors),
             on_tensors,
             None if record is None else record.dtypes,
-            sized,
+            _places(names, sizes),
+            _places(names, placed),
         )
 
-    @property
-    def takes_host(self) -> bool:
-        """Whether it takes tensors of the host that have dims: indices, and what is copied, as on torch's other devices."""
-        return self.op.name().partition(".")[0] in _TAKE_HOST
+
+def _places(names: Sequence[str], chosen: Set[str]) -> frozenset[int | str]:
+    """The parameters of some names, by position and by name."""
+    return frozenset(each for i, name in enumerate(names) if name in chosen for each in (i, name))
 
 
-_TAKE_HOST = frozenset(f"aten::{name}" for name in "index index_put index_put_ _index_put_impl_ _unsafe_index".split())
-
+_INDEXING = frozenset(f"aten::{name}" for name in "index index_put index_put_ _index_put_impl_ _unsafe_index".split())
+"""The ops that `x[...]` is."""
 
 _BOUNDS: Mapping[OpOverload, frozenset[str]] = {
     op: frozenset(("start", "end")) for op in (aten.arange.default, aten.arange.start, aten.arange.start_step)

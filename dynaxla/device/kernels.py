@@ -199,6 +199,8 @@ class DeviceKernels:
             raise OnlyStrided(layout)
         check_index(device)
         self._memories.check_process(self._client.platform)
+        if dtype is torch.complex32:
+            torch.empty(0, dtype=dtype, device="cpu")  # torch warns of it, once
         spec = TensorSpec(tuple(size), dtype or torch.get_default_dtype())
         array = spec if strides is None else TensorSpec(_array_of(spec.shape, strides), spec.dtype)
         memory = DeviceStorage(stored_spec(array))

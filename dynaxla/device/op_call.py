@@ -21,9 +21,10 @@ MOST_LYINGS = 1 << 14
 class DevicesDiffer(RuntimeError):
     """Tensors of two devices meet in one call; torch raises a RuntimeError of this text for its own devices."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, is_indexed: bool = False) -> None:
         text = "Expected all tensors to be on the same device, but found at least two devices"
-        super().__init__(f"{text}, {DEVICE_TYPE}:0 and {device}!")
+        indexed = f"indices should be either on cpu or on the same device as the indexed tensor ({device})"
+        super().__init__(indexed if is_indexed else f"{text}, {DEVICE_TYPE}:0 and {device}!")
 
 
 class OnlyStrided(NotImplementedError):
@@ -103,14 +104,18 @@ class OpInvocation:
         """Reads the arguments.
 
         Raises:
-            DevicesDiffer: a tensor of the host has dims, or is written to.
+            DevicesDiffer: a tensor of the host that has dims is no index, or a tensor of the host is written to.
         """
         lifts = self.known.lifts
         for name in self.known.written:
             place = self.known.names.index(name)
             target = args[place] if place < len(args) else kwargs.get(name)
             if isinstance(target, torch.Tensor) and target.device.type != DEVICE_TYPE:
-                raise DevicesDiffer(target.device)
+                raise self._differ(target)
+        placed = self.known.from_host
+        if placed:
+            args = [_to_device(value) if place in placed else value for place, value in enumerate(args)]
+            kwargs = {name: _to_device(value) if name in placed else value for name, value in kwargs.items()}
         self.parts = tuple([self._part(value, place in lifts) for place, value in enumerate(args)])
         if kwargs:
             given = [(name, self._part(value, name in lifts)) for name, value in kwargs.items()]
@@ -153,14 +158,21 @@ class OpInvocation:
         return (TENSOR, len(self.memories) - 1, placed)
 
     def _of_host(self, tensor: torch.Tensor) -> Part:
-        if tensor.device.type != "cpu":
-            raise DevicesDiffer(tensor.device)
-        if tensor.dim() == 0:
+        if tensor.device.type == "cpu" and tensor.dim() == 0:
             self.hosts.append(tensor)
             return (HOST, tensor.dtype)
-        if self.known.takes_host:
-            return self._tensor(tensor.to(DEVICE_TYPE))
-        raise DevicesDiffer(tensor.device)
+        raise self._differ(tensor)
+
+    def _differ(self, tensor: torch.Tensor) -> DevicesDiffer:
+        return DevicesDiffer(tensor.device, is_indexed="indices" in self.known.from_host)
+
+
+def _to_device(value: Any) -> Any:
+    """An argument with its tensors of the host that have dims on the device."""
+    if isinstance(value, (list, tuple)):
+        return [_to_device(each) for each in value]
+    is_of_host = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
+    return value.to(DEVICE_TYPE) if is_of_host else value
 
 
 def leaf_parts(part: Part) -> Iterator[tuple[Any, ...]]:

@@ -31,6 +31,7 @@ from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.fakes import drop_graph_sources
+from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.types import OutputSource, StaticGraph, TensorSpec
 
 T = TypeVar("T")
@@ -163,7 +164,8 @@ class OpProgramBuilder:
 
     def _or_on_host(self, known: FunctionalForm, make: Callable[[], T]) -> T | CpuFallback:
         try:
-            return make()
+            with pause_collection():
+                return make()
         except Untraceable as error:
             return CpuFallback(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
         except (LoweringError, LinkError, CompileError) as error:

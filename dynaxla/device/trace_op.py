@@ -17,7 +17,7 @@ from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, Op
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
 from dynaxla.device.view_layout import OverlappingView, ViewLayout, memory_order
 from dynaxla.fx.permutations import invert_permutation, is_dense
-from dynaxla.torch_api.fakes import FakeTensorMode, make_uncached_mode
+from dynaxla.torch_api.fakes import FakeTensorMode, make_fake, make_uncached_mode, mode_of
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import trace_as_captured
 from dynaxla.torch_api.pytree import tree_map_only
@@ -63,12 +63,12 @@ class TraceInputs:
     numbers: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     hosts: tuple[torch.dtype, ...]
 
-    def examples(self) -> list[torch.Tensor]:
-        """Tensors like them."""
-        made = [torch.empty(spec.shape, dtype=spec.dtype) for spec in self.arrays]
-        made += [torch.empty(self.starts, dtype=torch.int64)] if self.starts else []
-        made += [torch.empty(len(which), dtype=dtype) for dtype, which in self.numbers]
-        return made + [torch.empty((), dtype=dtype) for dtype in self.hosts]
+    def examples(self, mode: FakeTensorMode) -> list[torch.Tensor]:
+        """Fake tensors like them."""
+        specs = [*self.arrays, *([TensorSpec((self.starts,), torch.int64)] if self.starts else ())]
+        specs += [TensorSpec((len(which),), dtype) for dtype, which in self.numbers]
+        specs += [TensorSpec((), dtype) for dtype in self.hosts]
+        return [make_fake(mode, spec.dtype, spec.shape) for spec in specs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _captured(make: Callable[[], OpInvocation], mode: FakeTensorMode, sizes: Seq
     with trace_as_captured(), mode:
         first = _Capturing(make())
         rewrites = {**decomposition_table(), **random_decompositions()}
-        module = trace_calls(outputs, [*first.inputs.examples(), *sizes], rewrites)
+        module = trace_calls(outputs, [*first.inputs.examples(mode), *sizes], rewrites)
     return TracedGraph(module, first.inputs, made[-1].results, tuple(made[-1].writes))
 
 
@@ -303,8 +303,7 @@ def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
 
 
 def _like(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    with pause_tracing():
-        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    return make_fake(mode_of(tensor), tensor.dtype, tensor.shape, strides)
 
 
 def _numbered(value: Any, outputs: list[torch.Tensor]) -> Any:

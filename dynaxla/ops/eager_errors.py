@@ -35,13 +35,16 @@ def overflows(number: complex, dtype: torch.dtype) -> bool:
 
 
 def check_numbers_fit(*names: str) -> Check:
-    """Makes a check that refuses calls with a number, in one of these arguments, that overflows the result's dtype."""
+    """Makes a check that refuses calls with a number, in one of these arguments, that overflows the result's dtype, or is
+    complex where that is not: some ops refuse all of these."""
 
     def check(node: Node) -> str | None:
         dtype, given = node.meta["val"].dtype, arguments_of(node)
         for name in names:
             number = given[name]
-            if isinstance(number, (int, float, complex)) and overflows(number, dtype):
+            if not isinstance(number, (int, float, complex)):
+                continue
+            if overflows(number, dtype) or (isinstance(number, complex) and not dtype.is_complex):
                 return f"{dtype} does not hold {number}"
         return None
 

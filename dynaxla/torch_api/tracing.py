@@ -26,6 +26,8 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from dynaxla.torch_api.modules import graph_module
+
 __all__ = ["TorchDispatchMode"]
 # TorchDispatchMode: a context manager whose `__torch_dispatch__(func, types, args, kwargs)` runs every op of its block.
 
@@ -70,8 +72,8 @@ def trace_calls(
     tracer.root, tracer.graph, tracer.tensor_attrs = torch.nn.Module(), Graph(tracer_cls=PythonKeyTracer), {}
     inputs = [tracer.create_proxy("placeholder", f"input_{i}", (), {}) for i in range(len(examples))]
     track_tensor_tree(list(examples), inputs, constant=None, tracer=tracer)
-    with disable_autocast_cache(), ProxyTorchDispatchMode(tracer, "real", decomposition_table=dict(rewrites)):
+    with disable_autocast_cache(), ProxyTorchDispatchMode(tracer, "real", decomposition_table=rewrites):
         results = function(*examples)
     proxies = tree_map_only(torch.Tensor, lambda x: get_proxy_slot(x, tracer, x, lambda found: found.proxy), results)
     tracer.create_node("output", "output", (tracer.create_arg(proxies),), {})
-    return GraphModule(tracer.root, tracer.graph)
+    return graph_module(tracer.root, tracer.graph)

@@ -175,6 +175,13 @@ def test_the_rate_is_of_what_runs() -> None:
     assert "- test_x.py d" in page
 
 
+def test_files_count_by_their_tests_in_the_weighted_rate() -> None:
+    outcomes = [Outcome("test_x.py", name, status) for name, status in zip("abc", (SAME, SAME, NOT_RUN), strict=True)]
+    outcomes += [Outcome("test_y.py", name, status) for name, status in zip("ab", (SAME, FAILS), strict=True)]
+    page = write_page(outcomes, {"test_x.py": 300, "test_y.py": 100}, {}, 20.0, "how")
+    assert "the rate is 83.3%." in page
+
+
 def test_a_larger_sample_has_the_smaller() -> None:
     names = [f"test_{i}" for i in range(50)]
     small, large, all_, matching = (

@@ -163,6 +163,7 @@ VALUES: dict[str, Call] = {
     "multinomial": lambda d: torch.multinomial(-x(d, 3), 1),
     "multinomial of zeros": lambda d: torch.multinomial(x(d, 3) * 0, 1),
     "bernoulli": lambda d: torch.bernoulli(x(d, 3)),
+    "a complex number into bools": lambda d: at(d, True, True).index_fill(0, at(d, 0), 1 + 1j),
     "normal": lambda d: torch.normal(0.0, -x(d, 3)),
     "lengths of segments": lambda d: torch.segment_reduce(x(d, 6), "sum", lengths=at(d, 0, 2, 3)),
     "lengths of rows": lambda d: torch.segment_reduce(x(d, 2, 6), "sum", lengths=at(d, [3, 3], [2, 3]), axis=1),
@@ -202,23 +203,45 @@ INDEXED_BY_THE_HOST: dict[str, Call] = {
     "setitem by a mask": lambda d: _assign(x(d, 3), MASK_HERE, 7.0),
     "setitem of a tensor": lambda d: _assign(x(d, 3), HERE, x(d, 2)),
     "index_put": lambda d: torch.index_put(x(d, 3), (HERE,), x(d, 2), accumulate=True),
-}
-NEVER_BY_THE_HOST: dict[str, Call] = {
     "index_select": lambda d: x(d, 3).index_select(0, HERE),
     "index_fill": lambda d: x(d, 3).index_fill(0, HERE, 1.0),
-    "index_fill_": lambda d: x(d, 3).index_fill_(0, HERE, 1.0),
-    "index_add": lambda d: x(d, 3).index_add(0, HERE, x(d, 2)),
+    "index_fill_": lambda d: x(d, 3).index_fill_(0, index=HERE, value=torch.tensor(7.0)),
+    "index_add": lambda d: x(d, 3).index_add(0, HERE, x(d, 2), alpha=2),
     "index_copy": lambda d: x(d, 3).index_copy(0, HERE, x(d, 2)),
+    "index_reduce": lambda d: x(d, 3).index_reduce(0, HERE, x(d, 2), "amax"),
     "gather": lambda d: x(d, 3).gather(0, HERE),
     "scatter": lambda d: x(d, 3).scatter(0, HERE, 1.0),
     "scatter_add": lambda d: x(d, 3).scatter_add(0, HERE, x(d, 2)),
+    "scatter_reduce": lambda d: x(d, 3).scatter_reduce(0, HERE, x(d, 2), "prod"),
     "take": lambda d: x(d, 3).take(HERE),
+    "put_": lambda d: x(d, 3).put_(HERE, x(d, 2)),
+    "gradient of index_fill": lambda d: _gradient(lambda x: x.index_fill(0, HERE, 1.0), x(d, 3)),
+    "gradient of index_select": lambda d: _gradient(lambda x: x.index_select(0, HERE), x(d, 3)),
+    "gradient of gather": lambda d: _gradient(lambda x: x.gather(0, HERE), x(d, 3)),
+}
+NEVER_BY_THE_HOST: dict[str, Call] = {
+    "index_add of the host": lambda d: x(d, 3).index_add(0, at(d, 0, 2), x("cpu", 2)),
+    "scatter of the host": lambda d: x(d, 3).scatter(0, at(d, 0, 2), x("cpu", 2)),
+    "gather from the host": lambda d: x("cpu", 3).gather(0, at(d, 0, 2)),
+    "index_fill on the host": lambda d: x("cpu", 3).index_fill(0, at(d, 0, 2), 1.0),
     "embedding": lambda d: F.embedding(HERE, x(d, 3, 2)),
     "masked_fill": lambda d: x(d, 3).masked_fill(MASK_HERE, 1.0),
     "masked_select": lambda d: x(d, 3).masked_select(MASK_HERE),
     "where": lambda d: torch.where(MASK_HERE, x(d, 3), x(d, 3)),
 }
-"""As on CUDA, where `x[...]` alone takes indices of the host."""
+INDEXED_ON_THE_HOST: dict[str, Call] = {
+    "index": lambda d: x("cpu", 3)[at(d, 0, 2)],
+    "mask": lambda d: x("cpu", 3)[at(d, True, False, True)],
+    "rows and columns": lambda d: x("cpu", 3, 3)[HERE, at(d, 1, 1)],
+    "setitem": lambda d: _assign(x("cpu", 3), at(d, 0, 2), 7.0),
+    "index_put": lambda d: torch.index_put(x("cpu", 3), (at(d, 0, 2),), x("cpu", 2)),
+}
+
+
+def _gradient(of: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    of(x.requires_grad_()).square().sum().backward()
+    assert x.grad is not None
+    return x.grad
 
 
 def _assign(x: Tensor, index: Tensor, value: Any) -> Tensor:
@@ -232,10 +255,17 @@ def test_indices_of_the_host(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEVER_BY_THE_HOST)
-def test_ops_that_take_indices_of_the_device_alone(name: str) -> None:
+def test_ops_that_take_tensors_of_the_device_alone(name: str) -> None:
     assert run(NEVER_BY_THE_HOST[name], "cpu")[0] == "gives"
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         NEVER_BY_THE_HOST[name](D)
+
+
+@pytest.mark.parametrize("name", INDEXED_ON_THE_HOST)
+def test_a_tensor_of_the_host_takes_no_index_of_the_device(name: str) -> None:
+    assert run(INDEXED_ON_THE_HOST[name], "cpu")[0] == "gives"
+    with pytest.raises(RuntimeError, match=r"indices should be either on cpu or .* \(cpu\)"):
+        INDEXED_ON_THE_HOST[name](D)
 
 
 @pytest.mark.parametrize("name", ["index", "embedding", "nll_loss", "masked_scatter", "multinomial of zeros"])

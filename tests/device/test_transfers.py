@@ -39,6 +39,16 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+def test_torch_warns_of_complex_halves(device: str) -> None:
+    torch.set_warn_always(True)
+    try:
+        with pytest.warns(UserWarning, match="ComplexHalf support is experimental"):
+            torch.empty(3, dtype=torch.complex32, device=device)
+    finally:
+        torch.set_warn_always(False)
+
+
 @pytest.mark.parametrize("dtype", NOT_COMPUTED, ids=str)
 def test_a_tensor_without_elements_has_any_strides(dtype: torch.dtype) -> None:
     assert torch.empty_strided((0,), (2,), dtype=dtype).to("dynaxla").cpu().shape == (0,)

@@ -221,6 +221,20 @@ def test_fake_tensors_have_a_mode_and_share_memory() -> None:
     assert fakes.memory_of(real) == fakes.memory_of(real[1:]) != fakes.memory_of(real + 1)
 
 
+@boundary("fakes.make_fake")
+def test_a_fake_tensor_is_made_without_a_call() -> None:
+    mode, (size, _) = fakes.make_symbolic_mode([6, 12])
+    made = fakes.make_fake(mode, torch.float16, [size, 4], [1, size])
+    with mode:
+        called = torch.empty_strided([size, 4], [1, size], dtype=torch.float16)
+        assert (made + called).stride() == (1, size)
+    assert fakes.mode_of(made) is mode
+    for one in (made, called):
+        assert (one.shape, one.stride(), one.dtype) == ((size, 4), (1, size), torch.float16)
+        assert one.device == torch.device("cpu")
+    assert fakes.make_fake(mode, torch.int64, [size, 4]).stride() == (4, 1)
+
+
 @boundary("meta_kernels.run_meta_kernel")
 def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
     mode = fakes.FakeTensorMode()
