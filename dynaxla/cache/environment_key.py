@@ -46,7 +46,8 @@ class Environment:
 
     @property
     def torch(self) -> Mapping[str, str]:
-        """torch's settings of now, in this thread, that decide which ops a function is made of, or of what dtype."""
+        """torch's settings of now, in this thread, that decide which ops a function is made of, or of what dtype; and which
+        process of several this is, as the graph of a DTensor has what this one does of it."""
         return torch_settings()
 
 
@@ -56,7 +57,12 @@ def torch_settings() -> Mapping[str, str]:
 
     from dynaxla.torch_api.autocast_lists import autocast_state
 
-    cuda = torch.backends.cuda
+    cuda, several = torch.backends.cuda, torch.distributed.is_available() and torch.distributed.is_initialized()
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
     attentions = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
     return {
         "default dtype": str(torch.get_default_dtype()),
@@ -64,11 +70,12 @@ def torch_settings() -> Mapping[str, str]:
         "grad": str(torch.is_grad_enabled()),
         "inference mode": str(torch.is_inference_mode_enabled()),
         "autocast": str(autocast_state()),
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "deterministic": str(deterministic),
         "float32 products": torch.get_float32_matmul_precision(),
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "fast path of attention": str(torch.backends.mha.get_fastpath_enabled()),
         "attentions": str([enabled() for enabled in attentions]),
+        "process": str((torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else None),
     }
 
 

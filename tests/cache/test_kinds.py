@@ -91,6 +91,19 @@ def test_torchs_settings_are_in_the_keys_of_captures() -> None:
     assert CAPTURE.key(Options(), HERE) == key
 
 
+def test_each_process_of_several_has_captures_of_its_own() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    keys = {CAPTURE.key(Options(), HERE)}
+    for rank in range(2):
+        torch.distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            keys.add(CAPTURE.key(Options(), HERE))
+        finally:
+            torch.distributed.destroy_process_group()
+    assert len(keys) == 3
+
+
 def test_precision_is_torchs_setting_where_the_option_says_so() -> None:
     as_torch, highest = (METADATA.key(Options(matmul_precision=each), HERE) for each in ("torch", "highest"))
     assert torch.get_float32_matmul_precision() == "highest"
