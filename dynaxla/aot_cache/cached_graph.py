@@ -92,6 +92,9 @@ class CachedGraph(CachedCode):
             self.stored = None
         self.recipe = deserialize_graph(recipe) if self.stored is None else None
 
+    def __copy__(self) -> CachedGraph:  # torch stores a copy: what is stored was just written, and is not read for that
+        return self.__deepcopy__({})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedGraph:
         copy = object.__new__(type(self))  # nothing of it is ever changed
         copy.__dict__.update(self.__dict__, function=None, recipe=None)

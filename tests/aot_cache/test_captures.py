@@ -411,10 +411,13 @@ def test_captures_are_not_kept_where_an_option_says_so(captures: Path, recorder:
 
 
 @torch.no_grad()
-def test_a_graph_with_an_effect_is_captured_in_every_process(captures: Path, recorder: Recorder) -> None:
+def test_a_graph_with_an_effect_is_captured_in_every_process(
+    captures: Path, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
     x = torch.eye(3) + 0.1
     with recorder.expect(captures_loaded=0):
         for _ in range(2):
             assert_close(compile_anew(torch.linalg.inv)(x), torch.linalg.inv(x))
     assert not captures.exists()
     assert "has an effect" in dynaxla.read_metrics().captures_not_kept[-1]
+    assert not [each for each in caplog.records if each.name.startswith("torch._functorch")]
