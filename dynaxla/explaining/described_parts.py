@@ -136,7 +136,8 @@ class DescribedProgram:
         if self.memory is None:
             return f"{self.bucket}: nothing to compute"
         used = {name: getattr(self.memory, f"{name}_bytes") for name in _MEMORY}
-        return f"{self.bucket}: {', '.join(f'{name} {write_bytes(size)}' for name, size in used.items() if size)}"
+        told = ", ".join(f"{name} {write_bytes(size)}" for name, size in used.items() if size)
+        return f"{self.bucket}: {told or 'the platform does not say'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dynaxla.errors import CompileUnavailable, ExecutionError
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.executable_info import PjrtCompiled
+from dynaxla.runtime.executable_info import MemoryUse, PjrtCompiled
 
 
 def compress_executable(serialized: bytes) -> bytes:
@@ -52,6 +52,20 @@ class PjrtExecutable(PjrtCompiled):
             return compress_executable(bytes(self._handle.serialize()))
         except self._error:
             return None
+
+    def memory_use(self) -> MemoryUse:
+        """See `PjrtCompiled.memory_use`; zeros where a plugin does not say."""
+        try:
+            return super().memory_use()
+        except self._error:
+            return MemoryUse(0, 0, 0, 0)
+
+    def cost(self) -> dict[str, float]:
+        """See `PjrtCompiled.cost`; empty where a plugin does not say."""
+        try:
+            return super().cost()
+        except self._error:
+            return {}
 
     def set_result_handlers(self, handlers: list[Any]) -> None:
         """Has the results be made by jaxlib's handlers: the arrays of a program over several devices."""

@@ -21,6 +21,7 @@ from dynaxla import graph_builder
 from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs import argument_binder
+from dynaxla.runtime.executable_info import MemoryUse
 from tests.bucketing.poison import junk, poisoned
 
 aten = torch.ops.aten
@@ -90,6 +91,12 @@ class EagerExecutable:
         self._run = _Run(torch.nn.Module(), graph=graph)
         self._runs = runs
         self._client = client
+
+    def memory_use(self) -> MemoryUse:
+        return MemoryUse(0, 0, 0, 0)
+
+    def cost(self) -> dict[str, float]:
+        return {}
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         self._runs.count += 1

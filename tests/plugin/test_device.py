@@ -43,6 +43,8 @@ f = torch.compile(lambda x: (x @ x.T).relu(), backend="dynaxla", dynamic=True, o
 for rows in (3, 5, 9):
     y = torch.randn(rows, 4)
     torch.testing.assert_close(f(y.to("dynaxla")).cpu(), (y @ y.T).relu())
+assert "memory of the programs" in dynaxla.report()  # a plugin need not know what a program costs
+assert "who lowers what" in str(dynaxla.explain(f, y.to("dynaxla")))
 """
 
 
