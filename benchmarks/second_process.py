@@ -9,9 +9,10 @@
 "encoder" is the stream of benchmarks/stream.py; the record has the time of a second pass, `again_s`, too, and `cpu_s`, the
 processor time of all threads, which other load on the machine does not lengthen.
 
-"first" has empty caches. "second" finds programs and AOTAutograd's captures. With --dynamo, Dynamo alone is measured beside it,
-which no cache saves. With --precompile, a third process saves Dynamo's captures (`caching_precompile`), a fourth loads them:
-"captures found". The fastest of --times runs counts. dynaxla/bench/start_process.py says when the clock starts.
+"first" has empty caches. "second" finds programs and, with --captures, AOTAutograd's captures. With --dynamo, Dynamo alone is
+measured beside it, which no cache saves. With --precompile, a third process saves Dynamo's captures (`caching_precompile`), a
+fourth loads them: "captures found". The fastest of --times runs counts.
+dynaxla/bench/start_process.py says when the clock starts.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def request_of(name: str, requests: int) -> ModelRequest:
 
 def measure(name: str, given: argparse.Namespace) -> CaseResult:
     request = request_of(name, given.requests)
-    backends = ["dynaxla", *["dynamo"] * given.dynamo, *["inductor"] * given.inductor]
+    own = "dynaxla:captures=true" if given.captures else "dynaxla"
+    backends = [own, *["dynamo"] * given.dynamo, *["inductor"] * given.inductor]
     results = []
     for backend in backends:
-        precompile = given.precompile and backend == "dynaxla"
+        precompile = given.precompile and backend.startswith("dynaxla")
         runs = [add_starts(BackendResult(backend), request, captures=precompile) for _ in range(given.times)]
         results.append(fastest(backend, runs))
     return CaseResult(name, results, backends[0])
@@ -98,6 +100,7 @@ def main() -> int:
     )
     parser.add_argument("--times", type=int, default=2, help="how often (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=200, help="of the encoder's stream")
+    parser.add_argument("--captures", action="store_true")
     parser.add_argument("--dynamo", action="store_true")
     parser.add_argument("--precompile", action="store_true")
     parser.add_argument("--inductor", action="store_true")

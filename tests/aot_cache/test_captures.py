@@ -43,7 +43,7 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compile_anew(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options)
+    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options={"captures": True, **options})
 
 
 def mlp() -> torch.nn.Module:
@@ -402,7 +402,7 @@ def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> No
 
 
 @torch.no_grad()
-def test_captures_are_not_kept_where_an_option_says_so(captures: Path, recorder: Recorder) -> None:
+def test_captures_are_not_kept_unasked(captures: Path, recorder: Recorder) -> None:
     x = torch.randn(5, 8)
     with recorder.expect(captures_loaded=0):
         for _ in range(2):

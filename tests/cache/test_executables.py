@@ -227,11 +227,12 @@ import json, sys, torch, dynaxla
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
 x = torch.randn(5, 8)
+how = {"backend": "dynaxla", "options": {"captures": True}}
 with torch.no_grad():
-    wrong = (torch.compile(net, backend="dynaxla")(x) - net(x)).abs().max().item()
+    wrong = (torch.compile(net, **how)(x) - net(x)).abs().max().item()
     square = x.T @ x + torch.eye(8)
     for solve in (torch.linalg.inv, lambda x: torch.linalg.cholesky_ex(x)[0]):  # which XLA leaves to LAPACK
-        wrong = max(wrong, (torch.compile(solve, backend="dynaxla")(square) - solve(square)).abs().max().item())
+        wrong = max(wrong, (torch.compile(solve, **how)(square) - solve(square)).abs().max().item())
 read = dynaxla.read_metrics()
 assert "torch._inductor.select_algorithm" not in sys.modules  # keys of captures need no back end of Inductor
 print(json.dumps([read.compiles, read.loads, read.captures_loaded, wrong]))
