@@ -146,6 +146,18 @@ def _random_keys() -> Iterator[None]:
         yield
 
 
+def keep_saved_values() -> None:
+    """Has the backward that is being compiled give away no saved value, so that it can run again after `retain_graph=True`.
+
+    torch decides so by itself where a backward is compiled at its first run. Relies on `bw_donated_idxs` of the tracing
+    context's `fw_metadata`, which torch stores with the capture, and looks at in each backward. (Of a graph with tensor
+    subclasses it looks at other metadata.)
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 def find_bypass_reason(module: GraphModule) -> str | None:
     """Returns why AOTAutograd's cache does not take a graph of Dynamo's, None if it does. Relies on `check_cacheable`
     and the exceptions that it raises."""

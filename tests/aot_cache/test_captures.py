@@ -75,6 +75,18 @@ def test_training_at_several_sizes(recorder: Recorder) -> None:
                 assert_all_close(gradients(compiled, x), gradients(model, x))
 
 
+def test_a_backward_runs_again(recorder: Recorder) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    for loaded in (0, 2):
+        with recorder.expect(captures_loaded=loaded):
+            model.zero_grad()
+            loss = compile_anew(model)(x).sum()
+            loss.backward(retain_graph=True)
+            once = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+            loss.backward()
+        assert_all_close([parameter.grad for parameter in model.parameters()], [2 * each for each in once])
+
+
 def aliased(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y, y.t()

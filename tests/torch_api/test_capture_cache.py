@@ -100,6 +100,26 @@ def test_what_refuses_to_be_kept_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.glob("aotautograd/*/*"))
 
 
+@boundary("capture_cache.keep_saved_values")
+def test_a_backward_that_is_compiled_early_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def keeping(module: GraphModule, inputs: Any) -> Code:
+        capture_cache.keep_saved_values()
+        return plain(module, inputs)
+
+    plain = compiled
+    monkeypatch.setitem(backend.__globals__, "compiled", keeping)
+    x = torch.ones(3, requires_grad=True)
+    loss = torch.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)(x)
+    loss.backward(retain_graph=True)
+    once = x.grad
+    assert once is not None
+    once = once.clone()
+    loss.backward()
+    torch.testing.assert_close(x.grad, 2 * once)
+
+
 @boundary("capture_cache.is_on")
 def test_the_users_settings_switch_it_off() -> None:
     assert capture_cache.is_on()
