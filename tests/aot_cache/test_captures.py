@@ -24,7 +24,7 @@ from dynaxla.cache.store import Store
 from dynaxla.errors import PackageError
 from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
-from dynaxla.ops.table import OpRegistry
+from dynaxla.ops.table import OpRegistry, core_table
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.torch_api.pytree import tree_leaves
 from tests.tolerances import assert_close
@@ -34,7 +34,10 @@ from tests.tolerances import assert_close
 def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of torch's cache, in which nothing is."""
     own = dataclasses.replace(
-        shared.process(), executables=ExecutableCache(Store(tmp_path / "own")), functions=FunctionTable()
+        shared.process(),
+        executables=ExecutableCache(Store(tmp_path / "own")),
+        functions=FunctionTable(),
+        registered=OpRegistry(core_table()),  # whatever other tests registered
     )
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
