@@ -5,6 +5,7 @@ So a branch becomes `stablehlo.case`, a loop `stablehlo.while`, and a sub-graph 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) 
     """Computes a call of a higher-order operator.
 
     Args:
-        target: one of `_BODIES`.
+        target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
         bodies: the JAX bodies of the sub-graphs' ops.
     """
@@ -148,3 +149,8 @@ _BODIES: Mapping[HigherOrderOperator, Callable[..., Values]] = {
     torch.ops.higher_order.map_impl: _map,
     torch.ops.higher_order.invoke_subgraph: _invoke,
 }
+TARGETS = frozenset(_BODIES)
+"""The higher-order operators that are lowered."""
+
+PLAIN = frozenset({operator.getitem, *_SIZES})
+"""Functions that a sub-graph may call in addition to ops with bodies and arithmetic on sizes."""

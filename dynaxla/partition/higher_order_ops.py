@@ -5,7 +5,6 @@ An operator defined here belongs to one compiled graph and is released with it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +31,6 @@ from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload
 from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 _LARGEST_CONSTANT = 1024  # elements
-_READ_SIZES = (operator.getitem, torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
-"""Functions that a sub-graph may call in addition to ops with bodies and arithmetic on sizes."""
-
 _higher_order = torch.ops.higher_order
 
 
@@ -221,10 +217,10 @@ class _Taker:
         return ""
 
     def _refused_node(self, module: GraphModule, node: Node) -> str:
-        if node.target in _FAKE_KERNELS:
+        if node.target in control_flow.TARGETS:
             return self._refused(_region(module, node)[0], node)
         if is_size_arithmetic(node):
-            is_supported = node.target in _READ_SIZES or not isinstance(node.target, OpOverload)
+            is_supported = node.target in control_flow.PLAIN or not isinstance(node.target, OpOverload)
             return "" if is_supported else f"{node.target} in its sub-graph needs information that only torch has"
         reason = refusal(node, self._table.records, self._device)
         if reason is not None:
@@ -234,7 +230,7 @@ class _Taker:
 
 def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target in _FAKE_KERNELS and node.name not in left:
+        if node.op == "call_function" and node.target in control_flow.TARGETS and node.name not in left:
             return node  # type: ignore[no-any-return]
     return None
 

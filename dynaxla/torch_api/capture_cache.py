@@ -100,10 +100,10 @@ def use_cache_tag(tag: str) -> Iterator[None]:
     """
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     with ExitStack() as during:
+        during.enter_context(compile_lock)  # before anything of torch's is replaced, for whichever thread captures
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
             during.enter_context(_random_keys())
-        during.enter_context(compile_lock)
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
