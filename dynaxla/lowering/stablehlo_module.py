@@ -75,5 +75,5 @@ def load() -> StablehloModules:
 
 
 def artifact_version() -> str:
-    """The StableHLO version both builds speak: what jaxlib reads, never above what torch-mlir writes."""
+    """The newest version of StableHLO that jaxlib reads."""
     return str(load().stablehlo.get_current_version())

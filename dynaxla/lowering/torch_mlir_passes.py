@@ -46,7 +46,8 @@ class LoweringRejected:
 
 
 def lower(module: bytes, version: str) -> LoweredModule | LoweringRejected:
-    """Lowers a serialized module of the torch dialect to StableHLO of the given version, such as "1.17.0"."""
+    """Lowers a serialized module of the torch dialect to StableHLO of the given version, such as "1.17.0", or of torch-mlir's own
+    where that is older: a reader of artifacts reads older ones."""
     mlir = _load()
     context = mlir.context()
     stage = "parse"
@@ -58,7 +59,7 @@ def lower(module: bytes, version: str) -> LoweredModule | LoweringRejected:
             stage = "serialize"
             if foreign := _purify(mlir.ir, parsed.operation):
                 return LoweringRejected(stage, f"left over from lowering: {', '.join(sorted(foreign))}")
-            return LoweredModule(mlir.stablehlo.serialize_portable_artifact(parsed, version))
+            return LoweredModule(mlir.serialize(parsed, version))
         except (mlir.ir.MLIRError, RuntimeError, ValueError) as error:
             return LoweringRejected(stage, str(error))
 
@@ -77,6 +78,10 @@ class _TorchMlirPasses:
 
     def context(self) -> Any:
         return self._shared.next_context()
+
+    def serialize(self, module: Any, version: str) -> bytes:
+        readable = self.stablehlo.get_smaller_version(version, self.stablehlo.get_current_version())
+        return self.stablehlo.serialize_portable_artifact(module, readable)  # type: ignore[no-any-return]
 
     def _new_context(self) -> Any:
         context = self.ir.Context()

@@ -1,7 +1,7 @@
 """The interface to jaxlib: the only importer of its internals and of JAX's (jax._src, jax.interpreters, jax.extend).
 
 PJRT's clients, buffers and executables, and the MLIR bindings with StableHLO. Imports no torch, as the compiling child
-process uses it. Written for jax and jaxlib 0.10.2; tests/torch_api/test_jaxlib.py checks each name that is used.
+process uses it. Written for jax and jaxlib 0.10.2 and 0.11.2; tests/torch_api/test_jaxlib.py checks each name that is used.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
 from dynaxla.runtime.executable_info import CompileRejected, ModuleRequest, SerializedExecutable, has_exact_fusions
+
+_HANDLERS_CHECK_NOTHING = 489
+"""The version of jaxlib's bindings from which handlers of results check nothing, and are not told so: in jaxlib 0.11."""
 
 _LAPACK = "lapack_"
 """Prefix of the LAPACK functions that JAX's lowerings call."""
@@ -27,6 +30,7 @@ class Jaxlib:
         to_buffer: converts a DLPack capsule to a buffer, which shares its memory if possible; device and stream may be None.
         to_capsule: converts a buffer to a DLPack capsule; `stream` waits for the run that computes the buffer.
         profiler: XLA's profiler.
+        array_handler: makes a handler for `consume_with_handlers`, of an aval and a sharding, which checks nothing.
         TracebackScope: a context manager; programs and buffers that this thread makes in it reference no code of frames
             outside of it. Dynamo frees a compiled function when the code it generated is freed: a program, weight or result
             with a native reference to that code, invisible to the collector, would leak it past torch._dynamo.reset().
@@ -42,6 +46,9 @@ class Jaxlib:
         self.to_buffer: Any = _jax.dlpack_managed_tensor_to_buffer
         self.to_capsule: Any = _jax.buffer_to_dlpack_managed_tensor
         self.TracebackScope: Any = _jax.TracebackScope
+        handler = xla_client.array_result_handler
+        unchecked = xla_client._version >= _HANDLERS_CHECK_NOTHING
+        self.array_handler: Any = handler if unchecked else partial(handler, _skip_checks=True)
 
 
 @cache
@@ -149,8 +156,7 @@ def buffer_maker(buffer: Any) -> Any:
 
     It saves jaxlib the computation of these, which is half of a small run's time.
     """
-    handler = load().xla_client.array_result_handler
-    return handler(buffer.aval, buffer.sharding, committed=buffer.committed, _skip_checks=True)
+    return load().array_handler(buffer.aval, buffer.sharding, committed=buffer.committed)
 
 
 def global_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
@@ -158,7 +164,7 @@ def global_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
     import jax
 
     aval = jax.core.ShapedArray(shape, jax.numpy.dtype(str(dtype).removeprefix("torch.")))
-    return load().xla_client.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+    return load().array_handler(aval, sharding, committed=True)
 
 
 def read_output_axes(executable: Any, mesh: Any, results: int) -> list[tuple[tuple[str, ...], ...] | None]:
