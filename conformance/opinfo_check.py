@@ -26,21 +26,21 @@ RANDOM = "random: the numbers were compared where eager draws them, shape, dtype
 _FALLBACK = re.compile(r"(?P<op>.+?)(?: \([^)]*\))? runs in eager PyTorch: (?P<reason>\w+)")
 
 
-def check(info: Any, dtype: torch.dtype, direction: str, count: int) -> Record:
-    """Compiles and compares up to `count` samples."""
+def check(info: Any, dtype: torch.dtype, direction: str, count: int, device: str = "cpu") -> Record:
+    """Compiles and compares up to `count` samples of one of torch's own devices."""
     key = (name_of(info), str(dtype).removeprefix("torch."), direction)
     seed()
     # OpInfo seeds random ops inside of the op, which no graph can hold.
     with patch.object(common_methods_invocations, "wrapper_set_seed", _call):
-        return _check(info, dtype, direction, count, key)
+        taken = take_samples(info, dtype, direction == "backward", device)
+        return _check(info, dtype, list(islice(taken, count)), key)
 
 
 def _call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-def _check(info: Any, dtype: torch.dtype, direction: str, count: int, key: tuple[str, str, str]) -> Record:
-    samples = list(islice(take_samples(info, dtype, direction == "backward"), count))
+def _check(info: Any, dtype: torch.dtype, samples: list[Sample], key: tuple[str, str, str]) -> Record:
     if not samples:
         return Record(*key, Status.NOT_RUN.value, detail="eager takes none of the samples")
     found = _check_together(info, dtype, samples)

@@ -73,9 +73,9 @@ def seed() -> None:
     random.seed(0)
 
 
-def take_samples(info: Any, dtype: torch.dtype, backward: bool) -> Iterator[Sample]:
-    """Samples from all over OpInfo's list that eager takes."""
-    calls = list(islice(info.sample_inputs("cpu", dtype, requires_grad=backward), SAMPLES_LISTED))
+def take_samples(info: Any, dtype: torch.dtype, backward: bool, device: str = "cpu") -> Iterator[Sample]:
+    """Samples from all over OpInfo's list that eager takes, on one of torch's own devices."""
+    calls = list(islice(info.sample_inputs(device, dtype, requires_grad=backward), SAMPLES_LISTED))
     for call in _spread(calls):
         sees = SeesRandomOps()
         seed()

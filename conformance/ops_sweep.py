@@ -1,7 +1,7 @@
 """Compares every op of torch's OpInfo database, run through torch.compile(backend="dynaxla"), with eager.
 
     python -m conformance.ops_sweep [--only REGEX] [--dtypes NAME ...] [--directions forward backward]
-        [--samples N] [--missing] [--again STATUS ...] [--ops-per-process N] [--out FILE]
+        [--samples N] [--device DEVICE] [--missing] [--again STATUS ...] [--ops-per-process N] [--out FILE]
 
 Each op runs in a forked process of its own, with a time limit for each dtype and direction. `--ops-per-process` gives
 one process several ops in turn, which is faster: a crash costs only the op that ran, and the next ops get another
@@ -35,12 +35,12 @@ DIRECTIONS = ("forward", "backward")
 Job = tuple[Any, str, str]  # OpInfo, dtype, direction
 
 
-def sweep(jobs: list[Job], samples: int, limit_s: float) -> Iterator[Record]:
+def sweep(jobs: list[Job], samples: int, limit_s: float, device: str = "cpu") -> Iterator[Record]:
     """The records of jobs, from a process of their own; a job that ends it costs only itself."""
     done = 0
     while done < len(jobs):
         here, there = mp.Pipe(duplex=False)
-        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], samples, there))
+        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], samples, device, there))
         process.start()
         there.close()
         for job in jobs[done:]:
@@ -66,7 +66,7 @@ def _receive(connection: Connection, job: Job, limit_s: float) -> Record:
     return Record(name_of(info), dtype, direction, status.value, detail=detail)
 
 
-def _work(jobs: list[Job], samples: int, connection: Connection) -> None:
+def _work(jobs: list[Job], samples: int, device: str, connection: Connection) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null, stream)
@@ -74,7 +74,7 @@ def _work(jobs: list[Job], samples: int, connection: Connection) -> None:
     warnings.simplefilter("ignore")
     for info, dtype, direction in jobs:
         try:
-            record = check(info, getattr(torch, dtype), direction, samples)
+            record = check(info, getattr(torch, dtype), direction, samples, device)
         except Exception as error:  # an op that cannot even be tried is a line of the results, not the end of the sweep
             detail = f"the sweep itself: {type(error).__name__}: {error}"[:300]
             record = Record(name_of(info), dtype, direction, Status.RAISED.value, detail=detail)
@@ -123,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
     parser.add_argument("--samples", type=int, default=4, help="of each op, dtype and direction")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for an op in one dtype and direction")
+    parser.add_argument("--device", default="cpu", help="of the tensors: cpu or cuda")
     parser.add_argument("--missing", action="store_true", help="only what the results lack")
     again = [status.value for status in Status]
     parser.add_argument("--again", nargs="+", default=[], choices=again, help="only what the results have so")
@@ -142,7 +143,7 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = cache  # failures that the user's cache remembers are none of the sweep's
         for start in range(0, len(jobs), options.ops_per_process):
             together = list(chain.from_iterable(jobs[start : start + options.ops_per_process]))
-            for record in sweep(together, options.samples, options.limit):
+            for record in sweep(together, options.samples, options.limit, options.device):
                 records[record.key] = record
                 counts[record.dtype, record.direction, record.status] += 1
                 if record.status != Status.CORRECT.value:

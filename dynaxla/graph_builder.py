@@ -194,7 +194,7 @@ class GraphBuilder:
         Args:
             table: the records of the graphs' ops.
         """
-        shared, client = self.shared, self.client or connect(context.target)
+        shared, client = self.shared, self.client or connect(context.target, context.device)
         return Pipeline(
             client=client,
             worker=shared.worker,

@@ -46,8 +46,8 @@ class LoweringRejected:
 
 
 def lower(module: bytes, version: str) -> LoweredModule | LoweringRejected:
-    """Lowers a serialized module of the torch dialect to StableHLO of the given version, such as "1.17.0", or of torch-mlir's own
-    where that is older: a reader of artifacts reads older ones."""
+    """Lowers a serialized module of the torch dialect to StableHLO of the given version, such as "1.17.0", or of torch-mlir's
+    own where that is older: a reader of artifacts reads older ones."""
     mlir = _load()
     context = mlir.context()
     stage = "parse"

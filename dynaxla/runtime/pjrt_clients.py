@@ -307,25 +307,6 @@ class CpuClient(PjrtClient):
             return super()._compile_here(program, module, partitions)
 
 
-class CudaClient(PjrtClient):
-    """JAX's CUDA plugin. Runs are ordered with torch's current stream by events, never by waiting on the host."""
-
-    def __init__(self, client: Any, device: Any) -> None:
-        super().__init__(client, device, "cuda")
-
-    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        stream = self.device.get_stream_for_external_ready_events()
-        return self._import(tensor.detach().__dlpack__(stream=stream), self._device, stream)
-
-    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
-        self.await_peers(buffer)
-        stream = torch.cuda.current_stream().cuda_stream
-        try:
-            return from_capsule(self._export(buffer, stream=stream or None))
-        except self._error as error:
-            raise self.make_run_error(error) from error
-
-
 class HostTransferClient(PjrtClient):
     """A device with its own memory (a live TPU): torch tensors are on the host and are copied both ways."""
 
@@ -346,6 +327,51 @@ class HostTransferClient(PjrtClient):
         host = cpu_client()
         try:
             return host.to_tensor(xla.copy_to_device(buffer, host.device))
+        except self._error as error:
+            raise self.make_run_error(error) from error
+
+
+class CudaClient(HostTransferClient):
+    """JAX's CUDA plugin for torch's CUDA tensors, whose memory buffers share. Runs are ordered with torch's current stream by
+    events, never by waiting on the host. A tensor of the host, which a graph on a GPU may read, is copied.
+
+    Args:
+        index: torch's number of the GPU.
+    """
+
+    ALIGNMENT_BYTES = 16
+    """XLA's programs for GPUs take no argument whose address is not a multiple of this."""
+
+    LEGACY_STREAM = 1
+    """CUDA's own handle of the default stream, whose handle in torch is 0, which would stand for no stream here."""
+
+    def __init__(self, client: Any, device: Any, index: int) -> None:
+        super().__init__(client, device, "cuda")
+        self._index = index
+
+    def to_buffer(self, tensor: torch.Tensor) -> Buffer:
+        if not tensor.is_cuda:
+            return super().to_buffer(tensor)
+        if data_address(tensor) % self.ALIGNMENT_BYTES:
+            tensor = tensor.clone()
+        stream = self.device.get_stream_for_external_ready_events()
+        written = torch.cuda.current_stream(self._index).record_event()
+        torch.cuda.ExternalStream(stream, device=self._index).wait_event(written)
+        return self._import(to_capsule(tensor), self._device, stream)
+
+    def shares_memory(self, buffer: Buffer, tensor: torch.Tensor) -> bool:
+        return PjrtClient.shares_memory(self, buffer, tensor)
+
+    def to_tensor(self, buffer: Buffer) -> torch.Tensor:
+        """Returns the buffer as a tensor at once; torch's current stream waits for the run that computes it.
+
+        Raises:
+            ExecutionError: the run that made the buffer failed.
+        """
+        self.await_peers(buffer)
+        stream = torch.cuda.current_stream(self._index).cuda_stream
+        try:
+            return from_capsule(self._export(buffer, stream=stream or self.LEGACY_STREAM))
         except self._error as error:
             raise self.make_run_error(error) from error
 

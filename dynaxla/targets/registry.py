@@ -17,6 +17,8 @@ from dynaxla.targets import plugin
 from dynaxla.targets.target import Target, TargetFamily
 from dynaxla.types import DEVICE_TYPE
 
+HOST = torch.device("cpu")
+
 
 @cache
 def families() -> Mapping[str, TargetFamily]:
@@ -72,15 +74,28 @@ def _of_family(device: torch.device) -> Target:
     )
 
 
-def connect(target: Target) -> Client:
+def connect(target: Target, device: torch.device = HOST) -> Client:
     """Connects to a live target and returns its client.
 
+    Args:
+        device: where the tensors of calls are.
+
     Raises:
-        TargetError: the target is compile-only, or its device is absent.
+        TargetError: the target is compile-only, or its device is absent, or not reached from tensors there.
     """
     if target.client is None:
         raise TargetError(f"{target.name!r} is only to compile for", f"python -m dynaxla compile; {_names()}")
-    return target.client()
+    if device.type not in _elsewhere():
+        return target.client()
+    if target.torch_client is None or target.name != f"{device.type}:{device.index or 0}":
+        hint = "leave the option out, or move the tensors to the host"
+        raise TargetError(f"the target {target.name!r} takes no tensors on {device}", hint)
+    return target.torch_client()
+
+
+def _elsewhere() -> set[str | None]:
+    """The types of torch's devices that have memory of their own and a family of targets."""
+    return {family.torch_device for family in families().values()} - {HOST.type}
 
 
 def compiler_for(name: str) -> tuple[Target, CompileOnlyClient]:

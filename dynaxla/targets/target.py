@@ -19,8 +19,9 @@ class Target:
 
     Attributes:
         name: its name in options.
-        client: connects to the device, once per process; the client's class decides whether data is shared or copied through
-            the host. Raises TargetError if the device is absent. None for compile-only targets.
+        client: connects to the device for tensors of the host, once per process; the client's class decides whether data is
+            shared or copied. Raises TargetError if the device is absent. None for compile-only targets.
+        torch_client: the same for tensors that torch itself has on this device; None: it has none there.
         compiler: returns the compile-only client of an absent device or of the CPU. Raises TargetError if the compiler is
             not installed.
         chip: published figures of one device; None if unknown.
@@ -34,6 +35,7 @@ class Target:
 
     name: str
     client: Callable[[], Client] | None = None
+    torch_client: Callable[[], Client] | None = None
     compiler: Callable[[], CompileOnlyClient] | None = None
     chip: Chip | None = None
     policy: BucketPolicy = DEFAULT
