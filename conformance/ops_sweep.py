@@ -18,7 +18,8 @@ import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,15 +33,15 @@ from conformance.sweep_record import RESULTS, Record, Status, read_records, writ
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "bool", "complex64")
 DIRECTIONS = ("forward", "backward")
-Job = tuple[Any, str, str]  # OpInfo, dtype, direction
+Job = tuple[str, str, str]  # an OpInfo's name, dtype, direction
 
 
 def sweep(jobs: list[Job], samples: int, limit_s: float, device: str = "cpu") -> Iterator[Record]:
     """The records of jobs, from a process of their own; a job that ends it costs only itself."""
-    done = 0
+    done, start = 0, "fork" if device == "cpu" else "spawn"  # a GPU's context does not outlive a fork
     while done < len(jobs):
         here, there = mp.Pipe(duplex=False)
-        process = mp.get_context("fork").Process(target=_work, args=(jobs[done:], samples, device, there))
+        process = mp.get_context(start).Process(target=_work, args=(jobs[done:], samples, device, there))
         process.start()
         there.close()
         for job in jobs[done:]:
@@ -55,7 +56,7 @@ def sweep(jobs: list[Job], samples: int, limit_s: float, device: str = "cpu") ->
 
 
 def _receive(connection: Connection, job: Job, limit_s: float) -> Record:
-    info, dtype, direction = job
+    name, dtype, direction = job
     try:
         if connection.poll(limit_s):
             record: Record = connection.recv()
@@ -63,7 +64,7 @@ def _receive(connection: Connection, job: Job, limit_s: float) -> Record:
         status, detail = Status.TIMED_OUT, f"{limit_s:.0f} s"
     except EOFError:
         status, detail = Status.DIED, "the process ended"
-    return Record(name_of(info), dtype, direction, status.value, detail=detail)
+    return Record(name, dtype, direction, status.value, detail=detail)
 
 
 def _work(jobs: list[Job], samples: int, device: str, connection: Connection) -> None:
@@ -72,34 +73,40 @@ def _work(jobs: list[Job], samples: int, device: str, connection: Connection) ->
         os.dup2(null, stream)
     logging.disable()
     warnings.simplefilter("ignore")
-    for info, dtype, direction in jobs:
+    infos = op_infos()
+    for name, dtype, direction in jobs:
         try:
-            record = check(info, getattr(torch, dtype), direction, samples, device)
+            record = check(infos[name], getattr(torch, dtype), direction, samples, device)
         except Exception as error:  # an op that cannot even be tried is a line of the results, not the end of the sweep
             detail = f"the sweep itself: {type(error).__name__}: {error}"[:300]
-            record = Record(name_of(info), dtype, direction, Status.RAISED.value, detail=detail)
+            record = Record(name, dtype, direction, Status.RAISED.value, detail=detail)
         connection.send(record)
     connection.close()
 
 
 def wanted_jobs(options: argparse.Namespace, known: dict[tuple[str, str, str], Record]) -> list[list[Job]]:
     """For every op the jobs that the options ask for; ops and dtypes that OpInfo has no samples of are left out."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
     found = []
-    for info in op_db:
-        if not re.search(options.only, name_of(info)):
-            continue
-        jobs = [(info, dtype, direction) for direction in options.directions for dtype in options.dtypes]
-        found.append([job for job in jobs if _is_wanted(job, options, known)])
+    for name, info in op_infos().items():
+        if re.search(options.only, name):
+            jobs = [(name, dtype, direction) for direction in options.directions for dtype in options.dtypes]
+            found.append([job for job in jobs if _is_wanted(info, job, options, known)])
     return [jobs for jobs in found if jobs]
 
 
-def _is_wanted(job: Job, options: argparse.Namespace, known: dict[tuple[str, str, str], Record]) -> bool:
-    info, dtype, direction = job
+@cache
+def op_infos() -> Mapping[str, Any]:
+    """The ops of torch's database, by name."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {name_of(info): info for info in op_db}
+
+
+def _is_wanted(info: Any, job: Job, options: argparse.Namespace, known: dict[tuple[str, str, str], Record]) -> bool:
+    _, dtype, direction = job
     if why_not(info, getattr(torch, dtype), direction) is not None:
         return False
-    record = known.get((name_of(info), dtype, direction))
+    record = known.get(job)
     if record is None:
         return not options.again
     return record.status in options.again if options.again else not options.missing

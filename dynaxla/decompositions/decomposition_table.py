@@ -76,7 +76,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION}  # type: ignore[dict-item]
+    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **_OF_GPUS}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -114,3 +114,15 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
     grad, v, g, norms = grad.to(wide), v.to(wide), g.to(wide), norms.to(wide)
     along = (grad * v).sum(others, keepdim=True) / norms
     return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)
+
+
+def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel of GPUs gives an empty tensor for what that of the CPU keeps for the gradient."""
+    if not x.is_cuda:
+        return NotImplemented
+    wide = x.to(get_computation_dtype(x.dtype))
+    return (wide.clamp(max=0) - wide.abs().neg().exp().log1p()).to(x.dtype), x.new_zeros(0)
+
+
+_OF_GPUS = {aten.log_sigmoid_forward.default: _log_sigmoid_forward}
+"""Ops that have other results on a GPU than on the CPU."""

@@ -57,6 +57,7 @@ def _names(mlir: StablehloModules, module: Any) -> list[str]:
 
 def _flat(body: Body, call: OpCall) -> Body:
     """The body as a function from the call's tensor operands to its tensor results."""
+    from dynaxla.ops.promotion import round_float
 
     def flat(*operands: Any) -> list[Any]:
         given = iter(operands)
@@ -64,7 +65,7 @@ def _flat(body: Body, call: OpCall) -> Body:
         args, kwargs = tree_unflatten(leaves, call.treespec)
         produced = body(*args, **kwargs)
         results = list(produced) if isinstance(produced, (tuple, list)) else [produced]
-        return [r for r, spec in zip(results, call.results, strict=True) if spec is not None]
+        return [round_float(r, spec.dtype) for r, spec in zip(results, call.results, strict=True) if spec is not None]
 
     return flat
 

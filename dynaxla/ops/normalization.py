@@ -1,4 +1,5 @@
-"""Normalization layers; statistics are float32 for the 16-bit floats, as in torch's CPU kernels."""
+"""Normalization layers. Statistics are computed in float32 for the 16-bit floats, and given so: torch's kernels of GPUs keep
+them so, those of the CPU round them."""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ def native_layer_norm(
         y = y * _wide(weight)
     if bias is not None:
         y = y + _wide(bias)
-    kept = _statistics_dtype(x, weight, bias)
-    return y.astype(x.dtype), mean.astype(kept), rstd.astype(kept)
+    return y.astype(x.dtype), mean, rstd
 
 
 @OPS.op(aten._fused_rms_norm.default, dtypes=INEXACT, pad=normalization_rules.layer_norm, as_aten=decompose)
@@ -60,8 +60,7 @@ def native_group_norm(
     mean, rstd = _moments(wide, (2, 3), eps)
     y = ((wide - mean) * rstd).reshape(x.shape)
     y = _scale_and_shift(y, weight, bias)
-    kept = _statistics_dtype(x, weight, bias)
-    return y.astype(x.dtype), mean.reshape(N, group).astype(kept), rstd.reshape(N, group).astype(kept)
+    return y.astype(x.dtype), mean.reshape(N, group), rstd.reshape(N, group)
 
 
 @OPS.op(
@@ -75,7 +74,7 @@ def batch_norm_inference(
 ) -> tuple[Array, Array, Array]:
     del momentum
     y = _normalize_channels(x, weight, bias, _wide(mean), lax.rsqrt(_wide(var) + eps))
-    empty = jnp.zeros((0,), x.dtype)
+    empty = _wide(jnp.zeros((0,), x.dtype))
     return y, empty, empty
 
 
@@ -92,8 +91,7 @@ def batch_norm_without_statistics(
     del training, momentum
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
-    kept = _statistics_dtype(x, weight, bias)
-    return _normalize_channels(x, weight, bias, mean, rstd), mean.astype(kept), rstd.astype(kept)
+    return _normalize_channels(x, weight, bias, mean, rstd), mean, rstd
 
 
 @OPS.op(
@@ -119,14 +117,13 @@ def batch_norm_functional(
         return y, empty, empty, running_mean, running_var
     mean, var = _channel_moments(x)
     rstd = lax.rsqrt(var + eps)
-    kept = _statistics_dtype(x, weight, bias, running_mean)
     count = math.prod(x.shape) // x.shape[1]
     # The running variance is the unbiased one.
     unbiased = var * (count / (count - 1)) if count > 1 else jnp.full_like(var, jnp.nan)
     return (
         _normalize_channels(x, weight, bias, mean, rstd),
-        mean.astype(kept),
-        rstd.astype(kept),
+        mean,
+        rstd,
         _running(running_mean, mean, momentum),
         _running(running_var, unbiased, momentum),
     )
@@ -134,12 +131,6 @@ def batch_norm_functional(
 
 def _wide(x: Array) -> Array:
     return cast(x, opmath_dtype(torch_dtype(x)))
-
-
-def _statistics_dtype(x: Array, *parameters: Array | None) -> jnp.dtype:
-    """The dtype of torch's statistics: the input's, or the parameters' if it is wider."""
-    wider = [p.dtype for p in parameters if p is not None and p.dtype != x.dtype]
-    return wider[0] if wider else x.dtype
 
 
 def _moments(wide: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array]:

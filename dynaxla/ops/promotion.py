@@ -76,6 +76,13 @@ def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
     return _OPMATH.get(dtype, dtype)
 
 
+def round_float(array: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """The array in `dtype` where it is a float of more bits, else unchanged."""
+    made = torch_dtype(array)
+    is_wider = dtype.is_floating_point and made.is_floating_point and made.itemsize > dtype.itemsize
+    return array.astype(JNP_DTYPES[dtype]) if is_wider else array
+
+
 def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
     """Casts `operand` to `dtype` with torch's conversions (integers wrap, every nonzero number is True)."""
     if not isinstance(operand, jax.Array):

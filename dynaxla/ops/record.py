@@ -18,7 +18,8 @@ Body = Callable[..., Any]
 """A JAX function with the parameters of the ATen schema. Tensors are passed as JAX arrays, other arguments as the Python
 values of the FX node (ints, floats, lists, `torch.dtype`, None); omitted arguments take the body's Python defaults, which
 therefore equal the schema's. It returns an array, or a tuple of arrays for an op with several results, with exactly
-torch's shapes and dtypes. It is traced with 64-bit types enabled."""
+torch's shapes and dtypes; a float may have a wider dtype, to be rounded to torch's, where that depends on the device. It is
+traced with 64-bit types enabled."""
 
 Check = Callable[[Node], str | None]
 """Returns the reason why a call (arguments and `meta["val"]`) cannot be compiled; None if it can."""

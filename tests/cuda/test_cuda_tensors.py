@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from torch import Tensor, nn
 
 import dynaxla
 from dynaxla.errors import TargetError
+from dynaxla.isolation.disk import CACHE_VARIABLE
 from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
@@ -304,3 +310,110 @@ def test_the_report_names_the_gpu() -> None:
     f(make(4))
     assert "memory of the programs" in dynaxla.report()
     assert "who lowers what" in str(dynaxla.explain(f, make(4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_norms_of_16_bit_floats_are_in_the_program(dtype: torch.dtype) -> None:
+    """Kernels of GPUs keep their statistics in float32, those of the CPU do not."""
+    layers = [nn.LayerNorm(16), nn.GroupNorm(4, 8), nn.BatchNorm1d(8), nn.RMSNorm(16)]
+    for layer in layers:
+        layer = layer.to("cuda", dtype)
+        x = make(6, 8, 16, dtype=dtype)
+        for training in (False, True):
+            layer.train(training)
+            given, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+            a, b = compiled(layer)(given), layer(other)
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+            weights = torch.randn_like(b)
+            (a * weights).sum().backward()
+            (b * weights).sum().backward()
+            torch.testing.assert_close(given.grad, other.grad, rtol=5e-2, atol=5e-2)
+
+
+def test_a_loss_with_logsigmoid() -> None:
+    x = make(40).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    loss = compiled(lambda x: -F.logsigmoid(x).mean())(x)
+    loss.backward()
+    (-F.logsigmoid(y).mean()).backward()
+    assert_close(x.grad, y.grad)
+
+
+def test_autocast() -> None:
+    net = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)).cuda()
+    f, x = compiled(net), make(16, 32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        a, b = f(x), net(x)
+    assert a.dtype == b.dtype == torch.bfloat16
+    torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_compiling_behind_the_call() -> None:
+    f = torch.compile(lambda x: x.sin() + 1, backend="dynaxla", options={"compile": "behind"})
+    x = make(33, 3)
+    for _ in range(100):
+        assert_close(f(x), x.sin() + 1)
+        time.sleep(0.02)
+    assert dynaxla.read_metrics().compiles
+
+
+SECOND = """
+import torch, dynaxla
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+x = torch.randn(16, 64, device="cuda")
+with torch.no_grad():
+    actual = torch.compile(net, backend="dynaxla", options={"fallback": "error"})(x)
+    torch.testing.assert_close(actual, net(x))
+print(dynaxla.read_metrics().compiles, dynaxla.read_metrics().loads)
+"""
+
+
+def test_a_second_process_loads_the_program(tmp_path: Path) -> None:
+    environ = {**os.environ, CACHE_VARIABLE: str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, env=environ, timeout=120)
+        for _ in range(2)
+    ]
+    assert said[0].stdout.split() == ["1", "0"], said[0].stderr[-2000:]
+    assert said[1].stdout.split() == ["0", "1"], said[1].stderr[-2000:]
+
+
+PROFILED = """
+import sys, torch, dynaxla
+net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).cuda()
+f, x = torch.compile(net, backend="dynaxla"), torch.randn(256, 512, device="cuda")
+f(x)
+with dynaxla.profile(sys.argv[1]) as profile:
+    for _ in range(5):
+        f(x)
+    torch.cuda.synchronize()
+print(profile)
+print(dynaxla.explain(f, x))
+"""
+
+
+def test_a_profile_has_the_ops_of_the_gpu(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROFILED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Linear" in done.stdout, done.stdout[-3000:]
+
+
+def test_a_package(tmp_path: Path) -> None:
+    net, path = nn.Linear(8, 4).cuda(), tmp_path / "package"
+
+    def apply(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x).relu()
+
+    with torch.no_grad():
+        x = make(64, 8)
+        dynaxla.mark_bucketed(x, 0, policy=dynaxla.PowersOfTwo(), min=2, max=64)
+        saved = torch.compile(apply, backend="dynaxla", fullgraph=True).aot_compile(((net, x), {}))
+        saved.save_compiled_function(str(path))
+        with path.open("rb") as file:
+            loaded = torch.compiler.load_compiled_function(file)
+        before = dynaxla.read_metrics().compiles
+        for rows in (3, 17, 64):
+            x = make(rows, 8)
+            assert_close(loaded(net, x), apply(net, x))
+    assert dynaxla.read_metrics().compiles == before

@@ -33,7 +33,18 @@ ROUNDINGS = 2
 
 
 def to_gpu(value: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cuda(), value)
+    """A copy on the GPU, caches of keys and values included."""
+    return pytree.tree_map(_leaf_to_gpu, value)
+
+
+def _leaf_to_gpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    if hasattr(value, "layers"):
+        value = copy.deepcopy(value)
+        for layer in value.layers:
+            vars(layer).update(to_gpu({**vars(layer), "device": torch.device("cuda", 0)}))
+    return value
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)

@@ -96,6 +96,6 @@ def test_dlpack_copies_to_the_host() -> None:
     assert np.from_dlpack(x, device="cpu").tolist() == x.tolist() == [0, 1, 2]
     with pytest.raises(BufferError, match="by a copy alone"):
         x.__dlpack__(dl_device=(dlpack.DLDeviceType.kDLCPU, 0), copy=False)
-    with pytest.raises(RuntimeError, match="Unsupported device"):
+    with pytest.raises((RuntimeError, BufferError), match="Unsupported device"):
         np.from_dlpack(x)
     assert torch.from_dlpack(np.ones(2)).tolist() == [1, 1]

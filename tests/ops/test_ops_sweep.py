@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
+from conformance import ops_sweep
 from conformance.opinfo_check import RANDOM, check
 from conformance.opinfo_compare import EAGER_IS_OFF, difference
 from conformance.opinfo_samples import Sample, name_of, why_not
@@ -151,10 +152,11 @@ def test_what_cancels_may_leave_a_rounding_of_its_terms() -> None:
     assert difference(info, sample, [torch.tensor([term * 1e-6]).bfloat16()]) is not None
 
 
-def test_a_process_that_dies_costs_one_job() -> None:
+def test_a_process_that_dies_costs_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     dies = info_of("sin", sample_inputs=lambda *_, **__: os._exit(3))
     nothing = info_of("sin", sample_inputs=lambda *_, **__: ())
-    jobs = [(dies, "float32", "forward"), (nothing, "float32", "backward"), (dies, "int64", "forward")]
+    monkeypatch.setattr(ops_sweep, "op_infos", lambda: {"dies": dies, "nothing": nothing})
+    jobs = [("dies", "float32", "forward"), ("nothing", "float32", "backward"), ("dies", "int64", "forward")]
     assert [record.status for record in sweep(jobs, 1, 60.0)] == ["died", "not run", "died"]
 
 

@@ -64,8 +64,7 @@ OF_OTHERS = {
         "PyTorch/XLA",
     ),
     **dict.fromkeys(
-        "CUDAGraph CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES OutOfMemoryError allow_tf32 get_device_properties is_cuda "
-        "range_push".split(),
+        "CUDAGraph CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES OutOfMemoryError get_device_properties range_push".split(),
         "CUDA and torch.cuda",
     ),
     **dict.fromkeys(
