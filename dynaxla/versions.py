@@ -23,7 +23,7 @@ SUPPORTED: Mapping[str, SpecifierSet] = MappingProxyType(
 )
 """Ranges the code is written for. Of torch it is what was run: which of its private names are used, torch_api/ says.
 
-What was run: torch 2.13.0, jax and jaxlib 0.10.2, torch-mlir 20261001, Python 3.11.
+What was run: torch 2.13.0 with torch-mlir 20261001, on Python 3.11 with jax and jaxlib 0.10.2, on 3.12 and 3.13 with 0.11.2.
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from dynaxla.torch_api.decompositions import (
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+_INFERENCE = aten._native_batch_norm_legit_no_training.default
 
 # torch decomposes these ops, outside of its core set, into ops of the op table.
 _EXTRA_DECOMPOSED = (
@@ -76,7 +79,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **_OF_GPUS}  # type: ignore[dict-item]
+    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **GPU_DECOMPOSITIONS}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -116,13 +119,29 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
     return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)
 
 
-def _log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel of GPUs gives an empty tensor for what that of the CPU keeps for the gradient."""
+def _log_sigmoid(x: Tensor) -> Any:
+    """The second result is exp(-|x|) on the CPU and empty on a GPU."""
     if not x.is_cuda:
         return NotImplemented
     wide = x.to(get_computation_dtype(x.dtype))
     return (wide.clamp(max=0) - wide.abs().neg().exp().log1p()).to(x.dtype), x.new_zeros(0)
 
 
-_OF_GPUS = {aten.log_sigmoid_forward.default: _log_sigmoid_forward}
-"""Ops that have other results on a GPU than on the CPU."""
+def _batch_norm_inference(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For x [n, channels, ...]; the statistics are empty on the CPU and those of the channels on a GPU."""
+    if not x.is_cuda:
+        return EAGER_DTYPES[_INFERENCE](x, weight, bias, mean, var, momentum, eps)  # type: ignore[no-any-return]
+    dtype = get_computation_dtype(x.dtype)
+    mean, rstd = mean.to(dtype), (var.to(dtype) + eps).rsqrt()
+    scale = rstd if weight is None else rstd * weight.to(dtype)
+    shift = -mean * scale if bias is None else bias.to(dtype) - mean * scale
+    channels = [1, -1, *[1] * (x.dim() - 2)]
+    return (x.to(dtype) * scale.view(channels) + shift.view(channels)).to(x.dtype), mean, rstd
+
+
+GPU_DECOMPOSITIONS: Mapping[OpOverload, Decomposition] = MappingProxyType(
+    {aten.log_sigmoid_forward.default: _log_sigmoid, _INFERENCE: _batch_norm_inference}
+)
+"""Ops whose kernels for CUDA tensors give other results than the CPU's, which the bodies give: such as gradients alone read."""

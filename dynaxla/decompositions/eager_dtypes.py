@@ -36,7 +36,8 @@ def _normalize_in_float32(op: OpOverload, x: Tensor, *arguments: Any) -> Any:
         The op's results; NotImplemented where torch predicts their dtypes, and where eager refuses those of the parameters.
     """
     dtypes = {given.dtype for given in arguments if isinstance(given, Tensor)}
-    kept = x.dtype if op is _ROUNDS_RUNNING and dtypes == {x.dtype} else torch.float32
+    rounds = op is _ROUNDS_RUNNING and dtypes == {x.dtype} and not x.is_cuda
+    kept = x.dtype if rounds else torch.float32
     if x.dtype not in HALVES or dtypes != {kept}:
         return NotImplemented
     wide = [given.float() if isinstance(given, Tensor) else given for given in arguments]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
+from dynaxla.torch_api.decompositions import get_computation_dtype
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -140,10 +141,39 @@ def efficient_attention_backward(
     *,
     scale: float | None = None,
 ) -> Results:
-    if dropout_p or grad_input_mask[3]:
+    if dropout_p:
         return LEFT_TO_TORCH
     grads = internal.ATTENTION_BACKWARD(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale)
-    return (*grads, None)
+    if attn_bias is None or not grad_input_mask[3]:
+        return (*grads, None)
+    return (*grads, _bias_gradient(grad_out_, query, key, value, attn_bias, out, logsumexp, is_causal, scale))
+
+
+def _bias_gradient(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """The gradient of the scores, summed to the bias' shape: P * (dP - rowsum(dO * O)), formula 4 of FlashAttention's backward.
+
+    Shapes: query, out, grad_out [..., l, d], key, value [..., s, d], logsumexp [..., l].
+    """
+    dtype = get_computation_dtype(query.dtype)
+    query, key, value, out, grad_out = (x.to(dtype) for x in (query, key, value, out, grad_out))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.mT * factor + attn_bias.to(dtype)
+    weights = (scores - logsumexp.unsqueeze(-1)).exp()
+    if is_causal:
+        weights = weights.tril()
+    weights = weights.masked_fill((logsumexp == -torch.inf).unsqueeze(-1), 0)
+    grad = weights * (grad_out @ value.mT - (grad_out * out).sum(-1, keepdim=True))
+    return grad.sum_to_size(attn_bias.shape).to(attn_bias.dtype)
 
 
 def cudnn_attention_backward(

@@ -74,7 +74,7 @@ def batch_norm_inference(
 ) -> tuple[Array, Array, Array]:
     del momentum
     y = _normalize_channels(x, weight, bias, _wide(mean), lax.rsqrt(_wide(var) + eps))
-    empty = _wide(jnp.zeros((0,), x.dtype))
+    empty = jnp.zeros((0,), x.dtype)
     return y, empty, empty
 
 
@@ -167,4 +167,4 @@ def _per_channel(values: Array, ndim: int) -> Array:
 
 
 def _running(old: Array, new: Array, momentum: float) -> Array:
-    return (momentum * new + (1 - momentum) * _wide(old)).astype(old.dtype)
+    return momentum * new + (1 - momentum) * _wide(old)

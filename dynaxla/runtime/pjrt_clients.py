@@ -350,8 +350,8 @@ class CudaClient(HostTransferClient):
         self._index = index
 
     def to_buffer(self, tensor: torch.Tensor) -> Buffer:
-        if not tensor.is_cuda:
-            return super().to_buffer(tensor)
+        if not (tensor.is_cuda and tensor.numel()):  # what has no elements has no address
+            return super().to_buffer(tensor.cpu())
         if data_address(tensor) % self.ALIGNMENT_BYTES:
             tensor = tensor.clone()
         stream = self.device.get_stream_for_external_ready_events()
@@ -368,6 +368,8 @@ class CudaClient(HostTransferClient):
         Raises:
             ExecutionError: the run that made the buffer failed.
         """
+        if 0 in buffer.shape:  # torch asks CUDA whose memory an address is
+            return torch.empty(buffer.shape, dtype=getattr(torch, buffer.dtype.name), device=f"cuda:{self._index}")
         self.await_peers(buffer)
         stream = torch.cuda.current_stream(self._index).cuda_stream
         try:

@@ -47,6 +47,16 @@ def test_every_dtype_crosses_both_ways(dtype: torch.dtype) -> None:
         assert torch.equal(actual, expected)
 
 
+def test_tensors_without_elements() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x + 1, torch.cat([x, y]), y[:0].sum(0), x.T @ x
+
+    given = make(0, 3), make(4, 3)
+    for actual, expected in zip(compiled(f)(*given), f(*given), strict=True):
+        assert actual.device == expected.device
+        assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_products_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
     x, w = make(64, 512, dtype=dtype), make(512, 96, dtype=dtype)
