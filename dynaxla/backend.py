@@ -220,7 +220,7 @@ class GraphCompiler:
 
     def _captured(self, kind: Any, module: GraphModule) -> CapturedGraph:
         known = self._process.registered.current
-        mark_modules(module.graph)
+        mark_modules(module)
         if kind == "backward":
             return CapturedGraph(kind, module, known, saved=Saved(inputs=True))
         if kind == "inference":

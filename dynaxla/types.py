@@ -86,7 +86,11 @@ MODULE_PATH = "dynaxla_module"
 """Path of the user's module that a node computes for, such as "layers.0.attention", with "/backward" behind it in a
 backward. Set when AOTAutograd hands a graph over; read when calls are linked."""
 
-SOURCE = ("stack_trace", MODULE_PATH)
+SUBGRAPHS = "dynaxla_subgraphs"
+"""The modules of the graphs that a call of a higher-order operator computes, in the order of its arguments. Set when the call
+becomes an operator; read when calls are linked, and by `explain`."""
+
+SOURCE = ("stack_trace", MODULE_PATH, SUBGRAPHS)
 """What says where in the user's program a node comes from: a node that is made for another one takes it over."""
 
 ORIGIN = "origin"

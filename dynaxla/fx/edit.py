@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
@@ -52,9 +52,9 @@ def tolerate_strides(graph: Graph) -> None:
             node.target = aten.reshape.default
 
 
-def mark_modules(graph: Graph) -> None:
-    """Writes the path of the user's module into `meta[MODULE_PATH]` of each node."""
-    for node in graph.nodes:
+def mark_modules(module: GraphModule) -> None:
+    """Writes the path of the user's module into `meta[MODULE_PATH]` of each node, those of sub-graphs too."""
+    for node in (node for each in module.modules() if isinstance(each, GraphModule) for node in each.graph.nodes):
         path = module_path(node)
         node.meta[MODULE_PATH] = f"{path}/backward".lstrip("/") if is_backward(node) else path
 

@@ -10,7 +10,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.fx.edit import tolerate_strides
 from dynaxla.torch_api.fakes import find_opaque_class
-from dynaxla.types import Saved
+from dynaxla.torch_api.pytree import tree_leaves
+from dynaxla.types import SUBGRAPHS, Saved
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
@@ -37,6 +38,15 @@ def copy_graph(graph: Graph) -> Graph:
     made = Graph()
     made.output(made.graph_copy(graph, {}))
     return made
+
+
+def list_subgraphs(node: Node) -> list[GraphModule]:
+    """The graphs that a call of a higher-order operator, or of what that became, computes."""
+    if SUBGRAPHS in node.meta:
+        return list(node.meta[SUBGRAPHS])
+    owner = node.graph.owning_module
+    found = [] if owner is None else [submodule(owner, each) for each in tree_leaves(node.args)]
+    return [each for each in found if each is not None]
 
 
 def submodule(module: GraphModule, node: object) -> GraphModule | None:

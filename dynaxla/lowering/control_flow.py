@@ -30,6 +30,10 @@ Argument: TypeAlias = Value | GraphModule | str | Sequence[Value]
 """An argument of a higher-order operator; sub-graphs are modules."""
 
 Bodies = Mapping[Any, Body]  # by OpOverload; asked for whatever a graph calls
+SCOPE = "at"
+"""What the names begin with that JAX's locations have of a body's ops: "at_0_5" is node 5 of the call's first sub-graph,
+"at_0_5_1_3" node 3 of the second one that this node calls."""
+
 Run = Callable[[GraphModule, Sequence[Value]], Values]
 
 _SIZES: Mapping[object, Callable[..., int]] = {
@@ -38,29 +42,33 @@ _SIZES: Mapping[object, Callable[..., int]] = {
 }
 
 
-def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies) -> Values:
+def call(target: HigherOrderOperator, args: Sequence[Argument], bodies: Bodies, scope: str = SCOPE) -> Values:
     """Computes a call of a higher-order operator.
 
     Args:
         target: one of `TARGETS`.
         args: its arguments; sub-graphs as modules, tensors as arrays, sizes as plain integers.
         bodies: the JAX bodies of the sub-graphs' ops.
+        scope: the name of the call's own scope.
     """
-    return _BODIES[target](lambda module, given: run(module, given, bodies), *args)
+    graphs = [each for each in args if isinstance(each, GraphModule)]
+    return _BODIES[target](lambda graph, given: _run(graph, given, bodies, f"{scope}_{graphs.index(graph)}"), *args)
 
 
-def run(module: GraphModule, args: Sequence[Value], bodies: Bodies) -> Values:
-    """Interprets a graph by the bodies of its ops. Returns its results."""
+def _run(module: GraphModule, args: Sequence[Value], bodies: Bodies, scope: str) -> Values:
+    """Interprets a graph by the bodies of its ops, each in a scope of its own. Returns its results."""
     values: dict[Node, Any] = {}
     given = iter(args)
-    for node in module.graph.nodes:
+    for number, node in enumerate(module.graph.nodes):
         if node.op == "placeholder":
             values[node] = next(given)
         elif node.op == "get_attr":
             values[node] = _held(module, node)
         elif node.op == "call_function":
             node_args, node_kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = _call(node.target, node_args, node_kwargs, bodies)
+            own = f"{scope}_{number}"
+            with jax.named_scope(own):
+                values[node] = _call(node.target, node_args, node_kwargs, bodies, own)
     returned: Any = module.graph.output_node().args[0]
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
     return tuple(values[x] if isinstance(x, Node) else x for x in results)
@@ -77,10 +85,10 @@ def _held(module: GraphModule, node: Node) -> object:
 
 
 def _call(
-    target: Callable[..., object], args: Sequence[Argument], kwargs: Mapping[str, Argument], bodies: Bodies
+    target: Callable[..., object], args: Sequence[Argument], kwargs: Mapping[str, Argument], bodies: Bodies, scope: str
 ) -> object:
     if isinstance(target, HigherOrderOperator):
-        return call(target, args, bodies)
+        return call(target, args, bodies, scope)
     if target is CONSTRAIN:
         return _constrain(*args)  # type: ignore[arg-type]
     body = bodies.get(target) or _SIZES.get(target)

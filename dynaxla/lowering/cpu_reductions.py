@@ -39,14 +39,15 @@ def keep_reductions_apart(mlir: StablehloModules, module: Module) -> None:
         reducer = _reducer(mlir, operation)
         if reducer is None or not _is_given_away(mlir, operation):
             continue
-        if operation.name == "stablehlo.reduce_window" or not _is_of_rows(mlir, operation):
-            _round(mlir, reducer)
-        elif reducer.name in _COMPARISONS:
-            _select(mlir, reducer)
-        elif math.prod(_shape(mlir, operation.operands[0])[dim] for dim in _reduced(operation)) >= _SHORTEST:
-            _outline(mlir, operation, module)
-        else:
-            _round(mlir, reducer)
+        with operation.location:
+            if operation.name == "stablehlo.reduce_window" or not _is_of_rows(mlir, operation):
+                _round(mlir, reducer)
+            elif reducer.name in _COMPARISONS:
+                _select(mlir, reducer)
+            elif math.prod(_shape(mlir, operation.operands[0])[dim] for dim in _reduced(operation)) >= _SHORTEST:
+                _outline(mlir, operation, module)
+            else:
+                _round(mlir, reducer)
 
 
 def carry_nan(mlir: StablehloModules, module: Module) -> None:
@@ -57,7 +58,8 @@ def carry_nan(mlir: StablehloModules, module: Module) -> None:
     for operation in list(walk(module.operation)):
         reducer = _reducer(mlir, operation) if operation.name == "stablehlo.reduce" else None
         if reducer is not None and reducer.name in _COMPARISONS:
-            _restore_nan(mlir, operation)
+            with operation.location:
+                _restore_nan(mlir, operation)
 
 
 def _restore_nan(mlir: StablehloModules, extreme: Operation) -> None:

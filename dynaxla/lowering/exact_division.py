@@ -80,7 +80,8 @@ def keep_divisions(mlir: StablehloModules, module: Module, *, returned: bool) ->
     for division in _divisions(mlir, module):
         results = calls.find_reached(division.results[0])
         if results is None or (returned and results):
-            _veil(mlir, division)
+            with division.location:
+                _veil(mlir, division)
 
 
 def _divisions(mlir: StablehloModules, module: Module) -> list[Operation]:

@@ -26,7 +26,7 @@ from dynaxla.lowering.call_graph import (
     mlir_sharding,
     mlir_type,
 )
-from dynaxla.lowering.locations import define_locations
+from dynaxla.lowering.locations import define_locations, locate_nodes
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
 from dynaxla.types import TensorSpec
@@ -83,7 +83,8 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
             names[node, 0] = f"%{number}"
             continue
         lowered = functions[call.key]
-        name, text = (lowered.exact_name, lowered.exact) if node in exact else (lowered.name, lowered.text)
+        given_name, given_text = (lowered.exact_name, lowered.exact) if node in exact else (lowered.name, lowered.text)
+        name, text = locate_nodes(given_name, given_text, number)
         called[name] = _write_region_constraints(text, mesh) if IN_REGION in text else text
         several = f":{len(call.tensors)}" if len(call.tensors) != 1 else ""
         given = ", ".join(names[operand] for operand in operands)
@@ -101,7 +102,7 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
     main = "\n".join([f"  func.func public @main({_arguments(graph)}) -> ({head}) {{", *lines, returned, "  }"])
     declared = [] if mesh is None else [mlir_mesh(mesh)]
     program = "\n".join([*joint, _head(mesh), *declared, main, *called.values(), "}", ""])
-    return LinkedModule(program, define_locations(graph), function)
+    return LinkedModule(program, define_locations(graph, program), function)
 
 
 def _head(mesh: Mesh | None) -> str:

@@ -4,48 +4,103 @@ instructions, and profiles show them.
 The location of call 12 is `loc("layers.0.attention/addmm.12"("model.py":40:0))`, and XLA gives it to what the function's body
 becomes. The number names the call within its graph (`find_call`), also in an executable that another process compiled of an
 equal graph; the file and the line are those of that process's program.
+
+The function of a loop, a branch or any other call with sub-graphs says of its operations which node they compute
+(`control_flow.SCOPE`). Each call of it gets a copy of its own (`locate_nodes`), in which node 5 of the first sub-graph of call 7
+has `loc(":layers.0/mm.7_0_5"("model.py":11:0))`. XLA puts the call's name before it: "while_loop.7/:layers.0/mm.7_0_5".
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from torch.fx import Node
 
-from dynaxla.diagnostics import source_line
-from dynaxla.lowering.call_graph import CallGraph, Handle, OpCall
-from dynaxla.torch_api.overloads import OpOverload, stable_name
+from dynaxla.diagnostics import SourceLine, source_line
+from dynaxla.fx.graph_utils import list_subgraphs
+from dynaxla.lowering.call_graph import CallGraph
+from dynaxla.lowering.control_flow import SCOPE
+from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload, base_name, namespace, stable_name
 from dynaxla.types import MODULE_PATH
 
-_NUMBER = re.compile(r"\.(\d+)$")
+_NUMBER = re.compile(r"\.(\d+(?:_\d+)*)$")
+_NODE = re.compile(rf'loc\("{SCOPE}((?:_\d+)+)"\)')
+_CALL = re.compile(r"loc\(#call(\w+)\)")
+_BACKWARD = "/backward"
 
 
-def define_locations(graph: CallGraph) -> str:
-    """The definitions of the locations of a graph's calls, by their numbers."""
-    return "".join(
-        f"#call{number} = loc({_locate(number, handle, call)})\n"
-        for number, (handle, (call, _)) in enumerate(graph.calls.items())
-    )
+def define_locations(graph: CallGraph, program: str) -> str:
+    """The definitions of the locations that a program of the graph's calls names, by their numbers."""
+    known: dict[str, str] = {}
+    for number, (handle, (call, _)) in enumerate(graph.calls.items()):
+        if isinstance(handle, Node):
+            known.update(_locate(str(number), handle, "", None, ""))
+        else:
+            known[str(number)] = _quote(f"{shorten_op(call.target)}.{number}")
+    return "".join(f"#call{each} = loc({known.get(each, 'unknown')})\n" for each in dict.fromkeys(_CALL.findall(program)))
 
 
-def find_call(name: str) -> int | None:
-    """The number of the call that an instruction of XLA comes from, by the `op_name` of its metadata; None for others."""
+def locate_nodes(name: str, text: str, call: int) -> tuple[str, str]:
+    """The function of one call, where its operations say which nodes they compute: a symbol and a text with locations of the
+    call's own. Any other function is all calls'."""
+    if _NODE.search(text) is None:
+        return name, text
+    own = f"call{call}.{name}"
+    return own, _NODE.sub(rf"loc(#call{call}\1)", text.replace(f"@{name}", f"@{own}"))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The `op_name` of an instruction of XLA, split: the call with the sub-graphs that it is within, "" for none; its own."""
+    outer, _, own = f"/{name}".rpartition("/:")
+    return outer.partition("/:")[0].removeprefix("/"), own.removeprefix("/")
+
+
+def find_call(name: str) -> str | None:
+    """The number of the call that an instruction of XLA comes from, by the `op_name` of its metadata; None for others. That of
+    a node of a sub-graph, "7_0_5", begins with the call's."""
     found = _NUMBER.search(name)
-    return None if found is None else int(found[1])
+    return None if found is None else found[1]
 
 
-def shorten_op(target: OpOverload) -> str:
-    """ "addmm" of aten.addmm.default."""
+def shorten_op(target: Any) -> str:
+    """ "addmm" of aten.addmm.default, "while_loop" of a higher-order operator and of what it became."""
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
+    if not isinstance(target, OpOverload):
+        return str(getattr(target, "__name__", target))
+    if namespace(target) == REGIONS:
+        return base_name(target).rpartition("_")[0]
     return stable_name(target).split(".")[-2 if "." in stable_name(target) else 0]
 
 
-def _locate(number: int, handle: Handle, call: OpCall) -> str:
-    meta = handle.meta if isinstance(handle, Node) else {}
-    op = shorten_op(call.target)
-    path = meta.get(MODULE_PATH, "")
-    name = _quote(f"{path}/{op}.{number}" if path else f"{op}.{number}")
-    line = source_line(handle) if isinstance(handle, Node) else None
-    return name if line is None else f"{name}({_quote(line.file)}:{line.line}:0)"
+def _locate(number: str, node: Node, module: str, line: SourceLine | None, layer: str) -> Iterator[tuple[str, str]]:
+    """The locations of a node and of the nodes of its sub-graphs, by number.
+
+    Args:
+        module, line: of the call that it is within, which it has where it has none of its own.
+        layer: the module whose sub-graph it is in, where several share one.
+    """
+    op, mark = shorten_op(node.target), ":" if "_" in number else ""
+    module, line = _move(node.meta.get(MODULE_PATH, ""), layer) or module, source_line(node) or line
+    name = _quote(f"{mark}{module}/{op}.{number}" if module else f"{mark}{op}.{number}")
+    yield number, name if line is None else f"{name}({_quote(line.file)}:{line.line}:0)"
+    if op == "invoke_subgraph":
+        layer = module.removesuffix(_BACKWARD)
+    for position, graph in enumerate(list_subgraphs(node)):
+        for inner, each in enumerate(graph.graph.nodes):
+            if each.op == "call_function":
+                yield from _locate(f"{number}_{position}_{inner}", each, module, line, layer)
+
+
+def _move(module: str, layer: str) -> str:
+    """A module of the layer for which a shared sub-graph was captured, as a module of this layer: "layers.0.mlp" in "layers.3"
+    is "layers.3.mlp"."""
+    depth = layer.count(".") + 1
+    first = ".".join(module.removesuffix(_BACKWARD).split(".")[:depth])
+    is_like = re.sub(r"\d+", "", first) == re.sub(r"\d+", "", layer)
+    return layer + module.removeprefix(first) if layer and is_like else module
 
 
 def _quote(text: str) -> str:

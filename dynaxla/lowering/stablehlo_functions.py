@@ -10,6 +10,7 @@ from dynaxla.lowering.call_graph import OpCall, mlir_type
 from dynaxla.lowering.cpu_reductions import carry_nan, has_reductions, keep_reductions_apart
 from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
 from dynaxla.lowering.stablehlo_module import StablehloModules, strip_locations, walk
+from dynaxla.torch_api.overloads import REGIONS, namespace
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -26,7 +27,8 @@ class StablehloFunction:
 
     Attributes:
         name: its symbol.
-        text: the function and the private functions that it calls, whose names begin with its own.
+        text: the function and the private functions that it calls, whose names begin with its own. That of a call with
+            sub-graphs says which nodes of these its operations compute (`control_flow.SCOPE`).
         exact: the variant with exact divisions, for results whose last bit matters; its symbol is `exact_name`.
         flow: which of its operands and quotients reach step ops or results.
         unfinished: the text before the steps that depend on sizes; empty if there are none.
@@ -71,17 +73,17 @@ class FunctionFinisher:
         with module.context, self.mlir.ir.Location.unknown():
             plain = self._alone(functions, symbol, call.name)
             if self.platform != "cpu":
-                return StablehloFunction(call.name, _text(plain), "", NOWHERE)
-            unfinished = _text(plain) if has_reductions(plain) else ""
+                return StablehloFunction(call.name, _text(plain, call), "", NOWHERE)
+            unfinished = _text(plain, call) if has_reductions(plain) else ""
             flow = trace_divisions(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
             (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, plain)
             if not flow.quotients:
-                return StablehloFunction(call.name, _text(plain), "", flow, unfinished)
+                return StablehloFunction(call.name, _text(plain, call), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
             (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, exact)
-            return StablehloFunction(call.name, _text(plain), _text(exact), flow, unfinished)
+            return StablehloFunction(call.name, _text(plain, call), _text(exact, call), flow, unfinished)
 
     def finish_text(self, unfinished: str, call: OpCall) -> StablehloFunction | None:
         """Finishes the function of a call from its unfinished text."""
@@ -118,7 +120,8 @@ class FunctionFinisher:
                         pending.append(callee)
                     operation.attributes["callee"] = self.mlir.ir.FlatSymbolRefAttr.get(names[callee])
         for operation in list(walk(module.operation)):
-            self._rewrite(operation)
+            with operation.location:
+                self._rewrite(operation)
         return module
 
     def _copy(self, function: Operation, name: str, target: Module) -> Operation:
@@ -176,8 +179,9 @@ class FunctionFinisher:
         return ir.Operation.create("stablehlo.convert", results=[type_], operands=[value], ip=at).results[0]
 
 
-def _text(module: Module) -> str:
-    """The functions of a module, whose locations are unknown: those of the calls of a function say where it is from."""
+def _text(module: Module, call: OpCall) -> str:
+    """The functions of a module. Locations are unknown, as those of the calls of a function say where it is from, or name the
+    nodes of the call's sub-graphs."""
     module.operation.verify()
-    strip_locations(module)
-    return "\n".join(f.get_asm(enable_debug_info=True) for f in module.body.operations)
+    strip_locations(module, keeps_scopes=namespace(call.target) == REGIONS)
+    return "\n".join(f.get_asm(enable_debug_info=True, use_local_scope=True) for f in module.body.operations)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any
 
+from dynaxla.lowering.control_flow import SCOPE
 from dynaxla.runtime.xla import MlirBindings, mlir
 
 
@@ -62,10 +64,21 @@ def walk(operation: Any) -> Iterator[Any]:
                 yield from walk(inner.operation)
 
 
-def strip_locations(module: Any) -> None:
-    """Makes the locations of all operations unknown, in place. Text that has none gets those of its lines when it is read."""
+_SCOPE = re.compile(rf'loc\("(?:[^"]*/)?({SCOPE}(?:_\d+)+)[/"]')
+
+
+def strip_locations(module: Any, *, keeps_scopes: bool) -> None:
+    """Makes the locations of all operations unknown, in place. Text that has none gets those of its lines when it is read.
+
+    Args:
+        keeps_scopes: whether those within scopes of sub-graphs' nodes get the name of the innermost one.
+    """
+    scopes = [_SCOPE.match(str(operation.location)) for operation in walk(module.operation)] if keeps_scopes else []
     with module.context:
         mlir().pass_manager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        for operation, scope in zip(walk(module.operation), scopes, strict=keeps_scopes):
+            if scope is not None:
+                operation.location = mlir().ir.Location.name(scope[1])
 
 
 @cache

@@ -29,6 +29,7 @@ from dynaxla.programs.structural_hash import CannotList, graph_listing
 from dynaxla.torch_api.fakes import FakeTensor, is_erased
 from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload
 from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
+from dynaxla.types import SUBGRAPHS
 
 _LARGEST_CONSTANT = 1024  # elements
 _higher_order = torch.ops.higher_order
@@ -171,7 +172,7 @@ class _Taker:
                 continue
             if region.key not in self._operators:
                 self._operators[region.key] = self._define(region)
-            _replace(module, node, self._operators[region.key].target, tensors, sizes)
+            _replace(module, node, region, self._operators[region.key].target, tensors, sizes)
         return RegionReplacements(self._table.with_records(self._operators.values()), left)
 
     def _define(self, region: Region) -> Record:
@@ -254,10 +255,12 @@ def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[N
     return Region(node.target, tuple(leaves), tree), tensors, sizes  # type: ignore[arg-type]
 
 
-def _replace(module: GraphModule, node: Node, target: OpOverload, tensors: list[Node], sizes: list[Node]) -> None:
+def _replace(
+    module: GraphModule, node: Node, region: Region, target: OpOverload, tensors: list[Node], sizes: list[Node]
+) -> None:
     with module.graph.inserting_before(node):
         made = module.graph.call_function(target, (tensors, sizes))
-    made.meta = {**node.meta, "val": list(node.meta["val"])}
+    made.meta = {**node.meta, "val": list(node.meta["val"]), SUBGRAPHS: region.graphs}
     if node.target is INVOKE:  # results that are operands, such as weights saved for the backward, are read directly
         called = submodule(module, node.args[0])
         assert called is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dynaxla.lowering.locations import find_call
+from dynaxla.lowering.locations import find_call, split_name
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
 _INSTRUCTION = re.compile(r"^ *(ROOT )?%([\w.\-]+) = (.*)$", re.M)
@@ -25,16 +25,18 @@ class OpSource:
     Attributes:
         module: path of the user's module, "layers.0.attention", with "/backward" behind it in a backward; "" for none.
         op: the op, "addmm".
-        call: its number among the calls of the graph.
+        call: its number among the calls of the graph, "7"; "7_0_5" within the sub-graphs of call 7.
         file: of the user's line; "" where it is not known.
         line: its number.
+        outer: the loop, branch or other call of the graph whose sub-graphs it is within; None for none.
     """
 
     module: str
     op: str
-    call: int
+    call: str
     file: str = ""
     line: int = 0
+    outer: OpSource | None = None
 
     @property
     def place(self) -> str:
@@ -59,7 +61,9 @@ def read_sources(hlo: str) -> dict[str, OpSource]:
         for _, name, text in _INSTRUCTION.findall(body):
             if name not in found and (source := _inherit(text, found, computations)) is not None:
                 found[name] = source
-    return found
+    calls = {source.call: source for source in found.values()}  # a name alone does not say the line
+    return {name: replace(each, outer=calls.get(each.call.partition("_")[0], each.outer)) if "_" in each.call else each
+            for name, each in found.items()}
 
 
 def _inherit(text: str, found: Mapping[str, OpSource], computations: Mapping[str, str]) -> OpSource | None:
@@ -80,14 +84,19 @@ class _Lines:
 
     def source_of(self, text: str) -> OpSource | None:
         named = _NAME.search(text)
-        call = None if named is None else find_call(named[1])
-        if named is None or call is None:
+        if named is None:
             return None
-        module, _, op = named[1].rpartition("/")
+        outer, own = split_name(named[1])
         frame = _FRAME.search(text)
         place = self._locations.get(self._frames.get(frame[1], {}).get("file_location_id", ""), {}) if frame else {}
         file = self._files.get(place.get("file_name_id", ""), "")
-        return OpSource(module, op.rpartition(".")[0], call, file, int(place.get("line", 0)))
+        return _make_source(own, file, int(place.get("line", 0)), _make_source(outer))
+
+
+def _make_source(name: str, file: str = "", line: int = 0, outer: OpSource | None = None) -> OpSource | None:
+    call = find_call(name)
+    module, _, op = name.rpartition("/")
+    return None if call is None else OpSource(module, op.rpartition(".")[0], call, file, line, outer)
 
 
 def _rows(head: str, table: str) -> list[tuple[str, str, str]]:
