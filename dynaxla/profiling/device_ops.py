@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.profiler import ProfileData
 
-from dynaxla.profiling.hlo_sources import OpSource, read_sources
+from dynaxla.profiling.hlo_sources import OpSource, list_callers, read_sources
 
 _OP, _PROGRAM = "hlo_op", "hlo_module"
 """XLA's names of an event's fields."""
@@ -25,7 +27,7 @@ class DeviceOp:
         lane: the device, or the thread of the host, that ran it.
         start_ns: by the clock, since 1970.
         duration_ns: from its begin to its end, with those that it calls.
-        self_ns: without those that it calls, as the body of a loop.
+        self_ns: without those that it calls, as the body of a loop, on whatever lane these run.
     """
 
     name: str
@@ -53,7 +55,7 @@ def read_device_ops(profile: bytes, programs: Mapping[str, str]) -> list[DeviceO
             lane = plane.name if plane.name.startswith("/device:") else f"{plane.name} thread {number}"
             ops = sorted(_ops(line, lane, begin, sources), key=lambda op: (op.start_ns, -op.duration_ns))
             found += _subtract_inner(ops)
-    return found
+    return subtract_waits(found, {(name, each) for name, hlo in programs.items() for each in list_callers(hlo)})
 
 
 def list_programs(profile: bytes) -> set[str]:
@@ -84,3 +86,30 @@ def _subtract_inner(ops: Sequence[DeviceOp]) -> list[DeviceOp]:
             own[open_ops[-1]] -= op.duration_ns
         open_ops.append(number)
     return [replace(op, self_ns=max(spent, 0.0)) for op, spent in zip(ops, own, strict=True)]
+
+
+def subtract_waits(ops: Iterable[DeviceOp], callers: set[tuple[str, str]]) -> list[DeviceOp]:
+    """Ops in their order; loops, branches and calls without the time in which they wait for what other threads compute.
+
+    Args:
+        callers: the programs and names of those that call computations.
+    """
+    given = list(ops)
+    by_program: defaultdict[str, list[DeviceOp]] = defaultdict(list)
+    for op in sorted(given, key=lambda op: op.start_ns):
+        by_program[op.program].append(op)
+    starts = {program: [op.start_ns for op in each] for program, each in by_program.items()}
+
+    def own_time(op: DeviceOp) -> float:
+        own, seen, end = op.duration_ns, op.start_ns, op.start_ns + op.duration_ns
+        nearby = by_program[op.program]
+        for inner in map(nearby.__getitem__, range(bisect_left(starts[op.program], seen), len(nearby))):
+            if inner.start_ns >= end:
+                break
+            if inner.duration_ns < op.duration_ns:  # else it is the op itself, or calls it
+                until = min(inner.start_ns + inner.duration_ns, end)
+                own -= max(until - max(inner.start_ns, seen), 0.0)
+                seen = max(seen, until)
+        return own
+
+    return [replace(op, self_ns=own_time(op)) if (op.program, op.name) in callers else op for op in given]

@@ -92,6 +92,8 @@ def _events(ops: Sequence[DeviceOp], base_ns: int) -> Iterator[dict[str, Any]]:
     for op in ops:
         source = op.source
         where = {} if source is None else {"module": source.module, "op": source.op, "line": source.place}
+        if source is not None and source.outer is not None:
+            where["within"] = f"{source.outer.op} {source.outer.place}"
         yield {
             "ph": "X",
             "cat": "kernel",

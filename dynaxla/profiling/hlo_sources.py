@@ -13,6 +13,7 @@ _INSTRUCTION = re.compile(r"^ *(ROOT )?%([\w.\-]+) = (.*)$", re.M)
 _NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.\-]+)")
+_CALLER = re.compile(r"^ *(?:ROOT )?%([\w.\-]+) = .*? (?:while|conditional|call)\(", re.M)
 _OPERANDS = re.compile(r"%([\w.\-]+)")
 _ROW = re.compile(r"^(\d+) (?:\"(.*)\"|\{(.*)\})$", re.M)
 _FIELD = re.compile(r"(\w+)=(\d+)")
@@ -28,7 +29,7 @@ class OpSource:
         call: its number among the calls of the graph, "7"; "7_0_5" within the sub-graphs of call 7.
         file: of the user's line; "" where it is not known.
         line: its number.
-        outer: the loop, branch or other call of the graph whose sub-graphs it is within; None for none.
+        outer: the loop, branch or other call with sub-graphs that it is within; None for none.
     """
 
     module: str
@@ -61,9 +62,24 @@ def read_sources(hlo: str) -> dict[str, OpSource]:
         for _, name, text in _INSTRUCTION.findall(body):
             if name not in found and (source := _inherit(text, found, computations)) is not None:
                 found[name] = source
-    calls = {source.call: source for source in found.values()}  # a name alone does not say the line
-    return {name: replace(each, outer=calls.get(each.call.partition("_")[0], each.outer)) if "_" in each.call else each
-            for name, each in found.items()}
+    return _nest(found)
+
+
+def _nest(found: Mapping[str, OpSource]) -> dict[str, OpSource]:
+    """The sources with the innermost call that each is within, where an instruction has that call's line."""
+    calls: dict[str, OpSource] = {}
+
+    def nest(source: OpSource) -> OpSource:
+        return replace(source, outer=calls.get(source.call.rsplit("_", 2)[0], source.outer)) if source.outer else source
+
+    for source in sorted(found.values(), key=lambda source: source.call.count("_")):
+        calls.setdefault(source.call, nest(source))
+    return {name: nest(source) for name, source in found.items()}
+
+
+def list_callers(hlo: str) -> list[str]:
+    """The names of a module's loops, branches and calls, which wait for the computations that they call."""
+    return _CALLER.findall(hlo)
 
 
 def _inherit(text: str, found: Mapping[str, OpSource], computations: Mapping[str, str]) -> OpSource | None:

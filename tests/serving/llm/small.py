@@ -127,9 +127,11 @@ class Served:
 
 
 @contextmanager
-def served(kind: str, settings: EngineSettings = SETTINGS, **more: Any) -> Iterator[Served]:
-    """A model, served."""
-    eager, tokenizer = build(kind), letters()
+def served(
+    kind: str, settings: EngineSettings = SETTINGS, sizes: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[Served]:
+    """A model of these sizes, served."""
+    eager, tokenizer = build(kind, **(sizes or {})), letters()
     engine = LanguageEngine(copy.deepcopy(eager).to("dynaxla"), tokenizer, settings, **more)
     engine.start()
     engine.wait_until_ready()
