@@ -11,9 +11,10 @@ import torch
 from torch.fx import Graph, Node
 
 from dynaxla.bucketing.padded_graph import CannotPad
-from dynaxla.diagnostics import source_line, user_frame
+from dynaxla.diagnostics import user_frame
+from dynaxla.fx.graph_utils import list_subgraphs
 from dynaxla.lowering.function_cache import is_own
-from dynaxla.lowering.locations import shorten_op
+from dynaxla.lowering.locations import LocatedNode, locate
 from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.programs.counted_calls import describe_bucket
 from dynaxla.programs.donation import describe_value
@@ -22,7 +23,7 @@ from dynaxla.programs.program import Program
 from dynaxla.programs.specialization import ArgumentSpec, BucketSpec, ExactSpec, empty_arguments
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.symbols import example
+from dynaxla.torch_api.symbols import example, varies
 from dynaxla.types import MODULE_PATH, NOT_DONATED, ORIGIN, TensorSpec
 
 ATTENTIONS = ("attention.default", "_scaled_dot_product_flash_attention_for_cpu.default")
@@ -56,7 +57,7 @@ class LoweredOp:
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """What calls of an op from one line of one module have to do, by their sizes in one program.
+    """What calls of an op from one line of one module have to do, by their sizes in one program, in one turn of a loop.
 
     Attributes:
         op: its short name, "addmm".
@@ -247,17 +248,17 @@ def _list_calls(part: PartPrograms) -> tuple[tuple[LoweredOp, ...], tuple[OpWork
     work: dict[Any, OpWork] = {}
     for static, source in ((_specialize_one(part), graphs.main), (graphs.specialize_fold(), graphs.fold)):
         origins = {} if source is None else {node.name: node for node in source.nodes}
-        for node in () if static is None else static.nodes:
-            if node.op != "call_function" or not isinstance(node.target, OpOverload):
-                continue
+        for located in () if static is None else _locate_ops(static):
+            node, line = located.node, located.line
             by: Lowerer = "torch-mlir"
-            if not pipeline.choice.offers(node):
-                by = "JAX body" if is_own(node.target, table.bodies.get(node.target)) else "your lowering"
+            if node.graph is not static or not pipeline.choice.offers(node):  # bodies lower all of a sub-graph
+                by = "JAX body" if is_own(node.target, table.bodies.get(node.target)) else "your lowering"  # type: ignore[arg-type]
             key = (str(node.target), by, _replaced(node, origins), _place(node))
             same = lowered.get(key, LoweredOp(*key, calls=0))
             lowered[key] = replace(same, calls=same.calls + 1)
-            line = source_line(node)
-            at = (shorten_op(node.target), node.meta.get(MODULE_PATH, ""), f"{line.file}:{line.line}" if line else "")
+            at = (located.op, located.module, f"{line.file}:{line.line}" if line else "")
+            if node.graph is not static and any(map(varies, _list_tensors(node))):
+                continue
             spent = work.get(at, OpWork(*at))
             flops, nbytes = (
                 spent.flops + int(count_flops(node)),
@@ -265,6 +266,14 @@ def _list_calls(part: PartPrograms) -> tuple[tuple[LoweredOp, ...], tuple[OpWork
             )
             work[at] = replace(spent, flops=flops, nbytes=nbytes)
     return tuple(lowered.values()), tuple(work.values())
+
+
+def _locate_ops(static: Graph) -> Iterator[LocatedNode]:
+    """The calls of ops in a static graph; in the place of a loop or a branch, those of its sub-graphs."""
+    for node in static.nodes:
+        for located in locate(node, 0) if node.op == "call_function" else ():
+            if isinstance(located.node.target, OpOverload) and not list_subgraphs(located.node):
+                yield located
 
 
 def _replaced(node: Node, origins: dict[str, Node]) -> str:
@@ -338,6 +347,11 @@ def _count_bytes(node: Node, operands: Iterable[Node]) -> int:
     """Of a call's results, and of these operands."""
     values = [value for each in (*operands, node) for value in _tensors(each.meta.get("val"))]
     return sum(int(TensorSpec.from_tensor(value).nbytes) for value in values)  # a size may be a symbol that guards fix
+
+
+def _list_tensors(node: Node) -> list[torch.Tensor]:
+    """A call's operands and results."""
+    return [value for each in (*node.all_input_nodes, node) for value in _tensors(each.meta.get("val"))]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -6,14 +6,15 @@ becomes. The number names the call within its graph (`find_call`), also in an ex
 equal graph; the file and the line are those of that process's program.
 
 The function of a loop, a branch or any other call with sub-graphs says of its operations which node they compute
-(`control_flow.SCOPE`). Each call of it gets a copy of its own (`locate_nodes`), in which node 5 of the first sub-graph of call 7
-has `loc(":layers.0/mm.7_0_5"("model.py":11:0))`. XLA puts the call's name before it: "while_loop.7/:layers.0/mm.7_0_5".
+(`control_flow.SCOPE`). Each call of it gets a copy of its own (`locate_nodes`), in which node 5 of the first sub-graph of
+call 7 has `loc(":layers.0/mm.7_0_5"("model.py":11:0))`. XLA puts the call's name before it: "while_loop.7/:layers.0/mm.7_0_5".
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
@@ -31,15 +32,45 @@ _CALL = re.compile(r"loc\(#call(\w+)\)")
 _BACKWARD = "/backward"
 
 
+@dataclass(frozen=True, slots=True)
+class LocatedNode:
+    """A node of a graph, or of a sub-graph.
+
+    Attributes:
+        node: the node.
+        number: its own in the graph, "7"; "7_0_5" is node 5 of the first sub-graph of node 7.
+        module: path of the user's module; "" for none.
+        line: of the user's program; None where it has none.
+    """
+
+    node: Node
+    number: str
+    module: str = ""
+    line: SourceLine | None = None
+
+    @property
+    def op(self) -> str:
+        return shorten_op(self.node.target)
+
+    @property
+    def location(self) -> str:
+        """As MLIR takes it."""
+        own = f"{self.module}/{self.op}.{self.number}" if self.module else f"{self.op}.{self.number}"
+        name = _quote(f":{own}" if "_" in self.number else own)
+        return name if self.line is None else f"{name}({_quote(self.line.file)}:{self.line.line}:0)"
+
+
 def define_locations(graph: CallGraph, program: str) -> str:
     """The definitions of the locations that a program of the graph's calls names, by their numbers."""
     known: dict[str, str] = {}
     for number, (handle, (call, _)) in enumerate(graph.calls.items()):
         if isinstance(handle, Node):
-            known.update(_locate(str(number), handle, "", None, ""))
+            known |= {each.number: each.location for each in locate(handle, number)}
         else:
             known[str(number)] = _quote(f"{shorten_op(call.target)}.{number}")
-    return "".join(f"#call{each} = loc({known.get(each, 'unknown')})\n" for each in dict.fromkeys(_CALL.findall(program)))
+    return "".join(
+        f"#call{each} = loc({known.get(each, 'unknown')})\n" for each in dict.fromkeys(_CALL.findall(program))
+    )
 
 
 def locate_nodes(name: str, text: str, call: int) -> tuple[str, str]:
@@ -75,23 +106,27 @@ def shorten_op(target: Any) -> str:
     return stable_name(target).split(".")[-2 if "." in stable_name(target) else 0]
 
 
-def _locate(number: str, node: Node, module: str, line: SourceLine | None, layer: str) -> Iterator[tuple[str, str]]:
-    """The locations of a node and of the nodes of its sub-graphs, by number.
+def locate(node: Node, number: int) -> Iterator[LocatedNode]:
+    """A node of a graph, and the nodes of its sub-graphs that call something."""
+    yield from _locate(node, str(number), LocatedNode(node, ""), "")
+
+
+def _locate(node: Node, number: str, outer: LocatedNode, layer: str) -> Iterator[LocatedNode]:
+    """As `locate`.
 
     Args:
-        module, line: of the call that it is within, which it has where it has none of its own.
+        outer: the call that it is within, whose module and line it has where it has none of its own.
         layer: the module whose sub-graph it is in, where several share one.
     """
-    op, mark = shorten_op(node.target), ":" if "_" in number else ""
-    module, line = _move(node.meta.get(MODULE_PATH, ""), layer) or module, source_line(node) or line
-    name = _quote(f"{mark}{module}/{op}.{number}" if module else f"{mark}{op}.{number}")
-    yield number, name if line is None else f"{name}({_quote(line.file)}:{line.line}:0)"
-    if op == "invoke_subgraph":
+    module = _move(node.meta.get(MODULE_PATH, ""), layer) or outer.module
+    located = LocatedNode(node, number, module, source_line(node) or outer.line)
+    yield located
+    if located.op == "invoke_subgraph":
         layer = module.removesuffix(_BACKWARD)
     for position, graph in enumerate(list_subgraphs(node)):
         for inner, each in enumerate(graph.graph.nodes):
             if each.op == "call_function":
-                yield from _locate(f"{number}_{position}_{inner}", each, module, line, layer)
+                yield from _locate(each, f"{number}_{position}_{inner}", located, layer)
 
 
 def _move(module: str, layer: str) -> str:

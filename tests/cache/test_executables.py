@@ -49,10 +49,11 @@ def mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
 
 
+@pytest.mark.parametrize("model", ["Model", "Looped", "Stack"])
 @torch.no_grad()
-def test_a_program_is_found_from_other_lines(store: Store, recorder: Recorder, tmp_path: Path) -> None:
+def test_a_program_is_found_from_other_lines(model: str, store: Store, recorder: Recorder, tmp_path: Path) -> None:
     for name, blank, compiles in (("first", 0, 1), ("second", 7, 0)):
-        compiled = compile_anew(load(tmp_path, name, blank)[0].Model())
+        compiled = compile_anew(getattr(load(tmp_path, name, blank)[0], model)())
         with recorder.expect(compiles=compiles, loads=1 - compiles):
             compiled(torch.randn(4, 8))
 

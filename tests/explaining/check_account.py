@@ -48,6 +48,27 @@ def double(x: jax.Array) -> jax.Array:
 
 
 @torch.no_grad()
+def test_a_loop_is_told_by_its_body() -> None:
+    class Turn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            begin = (torch.zeros((), dtype=torch.int64), x)
+            return torch.while_loop(lambda n, x: n < 5, lambda n, x: (n + 1, self.inner(x)), begin)[1]  # type: ignore[no-any-return]
+
+    found = dynaxla.explain(Turn(), torch.randn(16, 64))
+    (cost,) = [cost for cost in found.list_costs() if cost.module == "inner"]
+    assert cost.op in ("linear", "addmm")
+    assert cost.flops == 2 * 16 * 64 * 64
+    assert cost.line == line_of(Turn.forward, "self.inner")
+    ops = {each.op: each.lowered_by for each in found.account.list_lowered()}
+    assert ops["aten.lt.Scalar"] == "JAX body"
+    assert not [op for op in ops if "dynaxla_regions" in op]
+
+
+@torch.no_grad()
 def test_who_lowers_what(tmp_path: Path) -> None:
     dynaxla.register_lowering(torch.ops.explaining.doubled.default, double)
 

@@ -27,6 +27,48 @@ class Model(nn.Module):
         for block in self.blocks:
             x = torch.sinh(block(x))
         return x
+
+class Looped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Block()
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x):
+        def turn(step, x):
+            x = self.second(self.first(x))
+            x = torch.cond(x.sum() > 0, lambda x: self.first(x.cos()), lambda x: x.cosh(), (x,))
+            return step + 1, x
+
+        return torch.while_loop(lambda step, x: step < 3, turn, (torch.zeros((), dtype=torch.int64), x))[1]
+
+class TwoLoops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = Looped()
+        self.right = Looped()
+
+    def forward(self, x):
+        return self.left(x) + self.right(x)
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        return self.block(x).sinh()
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer(), Layer()])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
 """
 
 

@@ -35,7 +35,6 @@ def test_the_engine_is_attributed() -> None:
     assert "model_steps.py" in loop.place
     steps = [op for op in profile.ops if op.source is not None and loop in (op.source, op.source.outer)]
     within = [op for op in steps if op.source is not None and op.source.module.startswith("_model.")]
-    print("SHARE", sum(op.self_ns for op in within) / sum(op.self_ns for op in steps), sum(op.self_ns for op in steps)/sum(op.self_ns for op in profile.ops))
     assert sum(op.self_ns for op in within) / sum(op.self_ns for op in steps) >= 0.9, told
     files = {Path(op.source.file).name for op in steps if op.source is not None}
     assert {"slot_attention.py", "kv_cache.py", "model_steps.py"} <= files, files

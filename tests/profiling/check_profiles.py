@@ -16,7 +16,7 @@ from torch.profiler import profile as torch_profile
 
 import dynaxla
 from dynaxla.dispatch import CompiledPart
-from dynaxla.profiling.device_ops import DeviceOp
+from dynaxla.profiling.device_ops import DeviceOp, subtract_waits
 from dynaxla.profiling.device_time import group_time, module_of
 from dynaxla.profiling.session import PREFIX
 from tests.lowering.user_program import load
@@ -61,6 +61,42 @@ def test_training_step_by_module_and_line(tmp_path: Path) -> None:
     assert any(event.get("name") == "my step" for event in events)
     for event in kernels:  # the two clocks are one
         assert any(run["ts"] - 50 <= event["ts"] and event["ts"] <= run["ts"] + run["dur"] + 50 for run in runs)
+
+
+@torch.no_grad()
+def test_a_loop_by_modules_and_lines_of_its_body(tmp_path: Path) -> None:
+    module, line = load(tmp_path, "looping", 0)
+    torch.compiler.reset()
+    compiled, x = torch.compile(module.Looped(), backend="dynaxla"), torch.randn(4, 8)
+    compiled(x)
+    with dynaxla.profile(tmp_path) as profile:
+        compiled(x)
+    inner = [op.source for op in profile.ops if op.source is not None and op.source.outer is not None]
+    assert {"first", "first.inner", "second"} <= {source.module for source in inner}
+    assert {source.place for source in inner if source.op == "_softmax"} == {f"{tmp_path / 'looping.py'}:{line}"}
+    loops = {source.outer.place for source in inner if source.outer is not None and source.outer.op == "while_loop"}
+    (loop,) = loops
+    assert (tmp_path / "looping.py").read_text().splitlines()[int(loop.rpartition(":")[2]) - 1].count("while_loop") == 1
+    within = {event["args"].get("within") for event in read_trace(tmp_path) if event.get("cat") == "kernel"}
+    assert f"while_loop {loop}" in within
+
+
+def make_op(name: str, start_ns: float, duration_ns: float, lane: str = "a") -> DeviceOp:
+    return DeviceOp(name, "program", None, lane, start_ns, duration_ns, duration_ns)
+
+
+def test_a_loop_waits_for_other_threads() -> None:
+    ops = [
+        make_op("while", 100, 1000),
+        make_op("call", 100, 300),
+        make_op("add", 110, 200),
+        make_op("mul", 300, 200, "b"),
+        make_op("exp", 450, 250, "c"),
+        make_op("tanh", 1050, 100, "b"),
+        make_op("add", 2000, 50),
+    ]
+    own = [op.self_ns for op in subtract_waits(ops, {("program", "while"), ("program", "call")})]
+    assert own == [350, 10, 200, 200, 250, 100, 50]
 
 
 def test_torchs_profiler_shows_the_device(tmp_path: Path) -> None:
