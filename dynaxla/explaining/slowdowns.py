@@ -187,10 +187,8 @@ def _find_slow_ops(calls: MeasuredCalls) -> Iterator[Slowdown]:
             continue
         modules = sorted({op.source.module for op in ops if op.source is not None})
         within = f" of {modules[0]}{f' and {len(modules) - 1} more' if len(modules) > 1 else ''}" if modules[0] else ""
-        calls = {op.source.call for op in ops if op.source is not None}
-        numbers = len(
-            {call.partition("_")[2] or call for call in calls}
-        )  # calls of one sub-graph are no loop in Python
+        # Calls of one sub-graph are one: these are no loop in Python.
+        numbers = len({c.partition("_")[2] or c for c in (op.source.call for op in ops if op.source is not None)})
         if numbers >= _MANY:
             yield Slowdown(
                 "unrolled-loop",

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from dynaxla.custom_ops.constrain import CONSTRAIN, IN_REGION
 from dynaxla.fx.graph_utils import attribute
+from dynaxla.lowering.locations import SCOPE
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import Body
 from dynaxla.torch_api.overloads import HigherOrderOperator
@@ -30,10 +31,6 @@ Argument: TypeAlias = Value | GraphModule | str | Sequence[Value]
 """An argument of a higher-order operator; sub-graphs are modules."""
 
 Bodies = Mapping[Any, Body]  # by OpOverload; asked for whatever a graph calls
-SCOPE = "at"
-"""What the names begin with that JAX's locations have of a body's ops: "at_0_5" is node 5 of the call's first sub-graph,
-"at_0_5_1_3" node 3 of the second one that this node calls."""
-
 Run = Callable[[GraphModule, Sequence[Value]], Values]
 
 _SIZES: Mapping[object, Callable[..., int]] = {

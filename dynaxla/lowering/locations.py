@@ -6,7 +6,7 @@ becomes. The number names the call within its graph (`find_call`), also in an ex
 equal graph; the file and the line are those of that process's program.
 
 The function of a loop, a branch or any other call with sub-graphs says of its operations which node they compute
-(`control_flow.SCOPE`). Each call of it gets a copy of its own (`locate_nodes`), in which node 5 of the first sub-graph of
+(`SCOPE`). Each call of it gets a copy of its own (`locate_nodes`), in which node 5 of the first sub-graph of
 call 7 has `loc(":layers.0/mm.7_0_5"("model.py":11:0))`. XLA puts the call's name before it: "while_loop.7/:layers.0/mm.7_0_5".
 """
 
@@ -22,9 +22,12 @@ from torch.fx import Node
 from dynaxla.diagnostics import SourceLine, source_line
 from dynaxla.fx.graph_utils import list_subgraphs
 from dynaxla.lowering.call_graph import CallGraph
-from dynaxla.lowering.control_flow import SCOPE
 from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload, base_name, namespace, stable_name
 from dynaxla.types import MODULE_PATH
+
+SCOPE = "at"
+"""What the names of the scopes begin with in which JAX traces the nodes of sub-graphs: "at_0_5" is node 5 of the call's first
+sub-graph, "at_0_5_1_3" node 3 of the second one that this node calls."""
 
 _NUMBER = re.compile(r"\.(\d+(?:_\d+)*)$")
 _NODE = re.compile(rf'loc\("{SCOPE}((?:_\d+)+)"\)')

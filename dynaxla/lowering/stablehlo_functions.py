@@ -28,7 +28,7 @@ class StablehloFunction:
     Attributes:
         name: its symbol.
         text: the function and the private functions that it calls, whose names begin with its own. That of a call with
-            sub-graphs says which nodes of these its operations compute (`control_flow.SCOPE`).
+            sub-graphs says which nodes of these its operations compute (`locations.SCOPE`).
         exact: the variant with exact divisions, for results whose last bit matters; its symbol is `exact_name`.
         flow: which of its operands and quotients reach step ops or results.
         unfinished: the text before the steps that depend on sizes; empty if there are none.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any
 
-from dynaxla.lowering.control_flow import SCOPE
+from dynaxla.lowering.locations import SCOPE
 from dynaxla.runtime.xla import MlirBindings, mlir
 
 

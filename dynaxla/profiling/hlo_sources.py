@@ -70,9 +70,10 @@ def _nest(found: Mapping[str, OpSource]) -> dict[str, OpSource]:
     calls: dict[str, OpSource] = {}
 
     def nest(source: OpSource) -> OpSource:
-        return replace(source, outer=calls.get(source.call.rsplit("_", 2)[0], source.outer)) if source.outer else source
+        call = source.call.rsplit("_", 2)[0]
+        return replace(source, outer=calls.get(call, source.outer)) if call != source.call else source
 
-    for source in sorted(found.values(), key=lambda source: source.call.count("_")):
+    for source in sorted(found.values(), key=lambda source: (source.call.count("_"), not source.file)):
         calls.setdefault(source.call, nest(source))
     return {name: nest(source) for name, source in found.items()}
 
