@@ -250,10 +250,11 @@ def _list_calls(part: PartPrograms) -> tuple[tuple[LoweredOp, ...], tuple[OpWork
         origins = {} if source is None else {node.name: node for node in source.nodes}
         for located in () if static is None else _locate_ops(static):
             node, line = located.node, located.line
+            op: Any = node.target
             by: Lowerer = "torch-mlir"
             if node.graph is not static or not pipeline.choice.offers(node):  # bodies lower all of a sub-graph
-                by = "JAX body" if is_own(node.target, table.bodies.get(node.target)) else "your lowering"  # type: ignore[arg-type]
-            key = (str(node.target), by, _replaced(node, origins), _place(node))
+                by = "JAX body" if is_own(op, table.bodies.get(op)) else "your lowering"
+            key = (str(op), by, _replaced(node, origins), _place(node))
             same = lowered.get(key, LoweredOp(*key, calls=0))
             lowered[key] = replace(same, calls=same.calls + 1)
             at = (located.op, located.module, f"{line.file}:{line.line}" if line else "")

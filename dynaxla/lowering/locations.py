@@ -101,7 +101,7 @@ def find_call(name: str) -> str | None:
 def shorten_op(target: Any) -> str:
     """ "addmm" of aten.addmm.default, "while_loop" of a higher-order operator and of what it became."""
     if isinstance(target, HigherOrderOperator):
-        return target.name()
+        return str(target.name())
     if not isinstance(target, OpOverload):
         return str(getattr(target, "__name__", target))
     if namespace(target) == REGIONS:
@@ -121,7 +121,9 @@ def _locate(node: Node, number: str, outer: LocatedNode, layer: str) -> Iterator
         outer: the call that it is within, whose module and line it has where it has none of its own.
         layer: the module whose sub-graph it is in, where several share one.
     """
-    module = _move(node.meta.get(MODULE_PATH, ""), layer) or outer.module
+    own = node.meta.get(MODULE_PATH, "")
+    is_known = own.removesuffix(_BACKWARD.removeprefix("/")) != ""  # torch drops the modules of a branch's gradient
+    module = _move(own, layer) if is_known else outer.module or own
     located = LocatedNode(node, number, module, source_line(node) or outer.line)
     yield located
     if located.op == "invoke_subgraph":
