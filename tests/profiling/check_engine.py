@@ -20,7 +20,7 @@ def share(ops: list[DeviceOp], *, lined: bool) -> float:
 def test_the_engine_is_attributed() -> None:
     dynaxla.use("cpu")
     asked = SamplingParams(6, temperature=0.8)
-    with served("llama", sizes={"hidden_size": 512, "intermediate_size": 1024}) as found:
+    with served("llama", sizes={"hidden_size": 1024, "intermediate_size": 2048}) as found:
         found.engine.submit([5, 9, 7], asked).result()
         with dynaxla.profile() as profile:
             answers = [found.engine.submit([5, 9, last], asked) for last in (3, 4)]
