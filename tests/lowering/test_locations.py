@@ -99,6 +99,14 @@ def test_layers_of_one_graph_are_told_apart(tmp_path: Path, monkeypatch: pytest.
     assert gradients <= list_nested(backward)
 
 
+def test_gradients_of_a_branch_have_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_dumped(load(tmp_path, "branching", 0)[0].Branches(), tmp_path / "dump", monkeypatch)
+    forward, backward = read_dump(tmp_path / "dump", "hlo")
+    assert {(f"blocks.{n}/cond", f"blocks.{n}.inner/linear", 1) for n in (0, 1)} <= list_nested(forward)
+    gradients = {(f"blocks.{n}/backward/cond", f"blocks.{n}/backward/{op}", 1) for n in (0, 1) for op in ("mm", "mul")}
+    assert gradients <= list_nested(backward)
+
+
 @pytest.mark.parametrize("model", ["Model", "Looped", "TwoLoops", "Stack"])
 def test_texts_differ_in_locations_alone(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []

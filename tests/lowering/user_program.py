@@ -51,6 +51,24 @@ class TwoLoops(nn.Module):
     def forward(self, x):
         return self.left(x) + self.right(x)
 
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Branch(), Branch()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.inner(x).cos(), lambda x: x.cosh(), (x,))
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
