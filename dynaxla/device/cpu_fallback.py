@@ -28,6 +28,8 @@ from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.storages import storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 class CpuFallbackRunner:
     """Runs calls on the host.
@@ -60,6 +62,12 @@ class CpuFallbackRunner:
             if known.written or version_of(array) != before:
                 self.fill(memory, array, str(known.op))
                 crossed += CrossedBytes(to_device=array.nbytes)
+        if copies.sparse and known.written:
+            given = {**dict(zip(known.names, args, strict=False)), **kwargs}
+            written = {id(leaf) for name in known.written for leaf in tree_leaves(given.get(name))}
+            for tensor, copy in copies.sparse:
+                if id(tensor) in written:
+                    tensor.copy_(copy)
         for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
@@ -109,9 +117,11 @@ class CpuFallbackRunner:
 
     def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
         """A result as a tensor of the device: the argument that it is, a view of one, or a new one."""
-        for tensor, copy in copies.tensors:
+        for tensor, copy in (*copies.tensors, *copies.sparse):
             if copy is result:
                 return tensor
+        if result.layout in SPARSE:
+            return result.to(DEVICE_TYPE)
         _check_strided(result)
         owner = copies.owner(result)
         if owner is None:
@@ -127,8 +137,12 @@ class _Copies:
         self.arrays: dict[int, tuple[DeviceStorage, torch.Tensor, int]] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.versions: list[int] = []
+        self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout in SPARSE:
+            self.sparse.append((tensor, tensor.to("cpu")))
+            return self.sparse[-1][1]
         if get_attached_memory(tensor.untyped_storage()) is None:
             return tensor
         memory = storage_of(tensor)

@@ -37,6 +37,16 @@ def accept_symbolic_sizes() -> AbstractContextManager[Any]:
     return enable_python_dispatcher()  # type: ignore[no-any-return]
 
 
+def enable_dispatch() -> AbstractContextManager[Any]:
+    """Context in which modes see ops, also within torch's own blocks without dispatch, where tracing would end the process.
+
+    Relies on `_ForceDispatchKeyGuard`, and on the keys that `torch._C._DisableTorchDispatch` excludes.
+    """
+    keys = torch._C.DispatchKey
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(keys.Python).remove(keys.PythonTLSSnapshot))
+
+
 def pause_tracing() -> AbstractContextManager[Any]:
     """Context within `trace_calls` in which calls do not become part of the graph. Relies on `disable_proxy_modes_tracing`."""
     return disable_proxy_modes_tracing()
