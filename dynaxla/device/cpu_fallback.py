@@ -56,6 +56,8 @@ class CpuFallbackRunner:
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
             host_kwargs["generator"] = self._generator()
+        for tensor, copy in (*copies.tensors, *copies.sparse) if copies.sparse else ():
+            copy.requires_grad_(tensor.requires_grad)  # by which the reduced product keeps what its gradient reads
         results = known.op(*host_args, **host_kwargs)
         crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
         for memory, array, before in copies.arrays.values():

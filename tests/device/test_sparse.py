@@ -110,6 +110,18 @@ def test_gradients_pass_through_sparse_tensors() -> None:
         assert torch.equal(mine, eagers)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_gradients_of_reduced_products(reduce: str) -> None:
+    found = []
+    for device in ("cpu", D):
+        rows = DENSE.clone().to(device).to_sparse_csr().requires_grad_()
+        x = torch.arange(12.0, device=device).view(4, 3).requires_grad_()
+        (torch.sparse.mm(rows, x, reduce) ** 2).sum().backward()
+        found.append((rows.grad.to_dense().cpu(), x.grad.cpu()))
+    for mine, eagers in zip(*found, strict=True):
+        assert torch.equal(mine, eagers)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
 @pytest.mark.parametrize("bag", [False, True])
 def test_sparse_gradients_of_embeddings(optimizer: type[torch.optim.Optimizer], bag: bool) -> None:

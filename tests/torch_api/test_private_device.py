@@ -129,13 +129,16 @@ seen, aten = [], torch.ops.aten
 of_coo = [aten._sparse_coo_tensor_with_dims_and_tensors.default, aten._values.default, aten._nnz.default]
 kernels.add_sparse(lambda op, *args, **kwargs: seen.append(str(op)) or args[0],
                    {"Sparse": of_coo, "SparseCsr": [aten.values.default]})
-places = wall.tensor_at(1 << 62, torch.int64, 0, (1, 3), (3, 1))
-values = wall.tensor_at(1 << 61, torch.float32, 0, (3,), (1,))
+kernels.add(aten.resize_.default, lambda x, *args, **kwargs: x)
+kernels.add(aten.empty.memory_format,
+            lambda size, **o: wall.tensor_at(1 << 60, o.get("dtype") or torch.float32, 0, size, (1,) * len(size)))
+places = wall.tensor_at(1 << 62, torch.int64, 24, (1, 3), (3, 1))
+values = wall.tensor_at(1 << 61, torch.float32, 12, (3,), (1,))
 make = partial(aten._sparse_coo_tensor_with_dims_and_tensors, 1, 0, [9], layout=torch.sparse_coo, device=values.device)
 made = make(indices=places, values=values)
 assert (made.layout, made.device, made._nnz()) == (torch.sparse_coo, values.device, 3)
 assert made._values().untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
-assert made.isinf() is made and made * 2 is made
+assert torch.ops.aten.isinf(made) is made and torch.ops.aten.mul.Tensor(made, 2) is made
 assert seen == ["aten.isinf.default", "aten.mul.Tensor"], seen
 """)
 
