@@ -56,8 +56,8 @@ class CpuFallbackRunner:
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
             host_kwargs["generator"] = self._generator()
-        for tensor, copy in (*copies.tensors, *copies.sparse) if copies.sparse else ():
-            copy.requires_grad_(tensor.requires_grad)  # by which the reduced product keeps what its gradient reads
+        if copies.sparse:
+            copies.follow_gradients()
         results = known.op(*host_args, **host_kwargs)
         crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
         for memory, array, before in copies.arrays.values():
@@ -66,10 +66,7 @@ class CpuFallbackRunner:
                 crossed += CrossedBytes(to_device=array.nbytes)
         if copies.sparse and known.written:
             given = {**dict(zip(known.names, args, strict=False)), **kwargs}
-            written = {id(leaf) for name in known.written for leaf in tree_leaves(given.get(name))}
-            for tensor, copy in copies.sparse:
-                if id(tensor) in written:
-                    tensor.copy_(copy)
+            copies.write_sparse(tree_leaves([given.get(name) for name in known.written]))
         for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
@@ -157,6 +154,18 @@ class _Copies:
         self.tensors.append((tensor, copy))
         self.versions.append(version_of(copy))
         return copy
+
+    def follow_gradients(self) -> None:
+        """Has copies need gradients as the tensors do, by which the reduced product keeps what its gradient reads."""
+        for tensor, copy in (*self.tensors, *self.sparse):
+            copy.requires_grad_(tensor.requires_grad)
+
+    def write_sparse(self, written: Sequence[Any]) -> None:
+        """Gives sparse tensors that were written the values of their copies."""
+        places = set(map(id, written))
+        for tensor, copy in self.sparse:
+            if id(tensor) in places:
+                tensor.copy_(copy)
 
     def is_new(self, result: Any) -> bool:
         """Whether a result is a tensor in memory of its own."""

@@ -211,7 +211,8 @@ class DeviceKernels:
     def _empty_like(self, make: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
         """An empty tensor that is sharded as another one: zeros, as a memory without elements has no sharding."""
         made = make(x, **options)
-        if DEVICE_TYPE in (x.device.type, made.device.type) and x.device == made.device:
+        is_fake = get_attached_memory(x.untyped_storage()) is None
+        if made.device.type == DEVICE_TYPE and x.device == made.device and not is_fake:
             wanted, memory = find_sharding(self._memories.of(x)), self._memories.of(made)
             if wanted is not None and memory.spec.shape == self._memories.of(x).spec.shape:
                 memory.rebind(self._client.mesh_devices.put_zeros(memory.spec, wanted))

@@ -155,7 +155,9 @@ def test_modes_see_ops_within_a_block_without_dispatch() -> None:
     with See(), torch._C._DisableTorchDispatch():
         torch.ones(2).sin()
         with tracing.enable_dispatch():
-            torch.ones(2).cos()
+            torch.ones(2).exp()
+            with See():
+                torch.ones(2).cos()
         torch.ones(2).tan()
     assert [name for name in seen if "ones" not in name] == ["aten.cos.default"]
 
