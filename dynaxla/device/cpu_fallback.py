@@ -28,6 +28,8 @@ from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.storages import storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 class CpuFallbackRunner:
     """Runs calls on the host.
@@ -54,12 +56,17 @@ class CpuFallbackRunner:
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
             host_kwargs["generator"] = self._generator()
+        if copies.sparse:
+            copies.follow_gradients()
         results = known.op(*host_args, **host_kwargs)
         crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
         for memory, array, before in copies.arrays.values():
             if known.written or version_of(array) != before:
                 self.fill(memory, array, str(known.op))
                 crossed += CrossedBytes(to_device=array.nbytes)
+        if copies.sparse and known.written:
+            given = {**dict(zip(known.names, args, strict=False)), **kwargs}
+            copies.write_sparse(tree_leaves([given.get(name) for name in known.written]))
         for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
@@ -109,9 +116,11 @@ class CpuFallbackRunner:
 
     def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
         """A result as a tensor of the device: the argument that it is, a view of one, or a new one."""
-        for tensor, copy in copies.tensors:
+        for tensor, copy in (*copies.tensors, *copies.sparse):
             if copy is result:
                 return tensor
+        if result.layout in SPARSE:
+            return result.to(DEVICE_TYPE)
         _check_strided(result)
         owner = copies.owner(result)
         if owner is None:
@@ -127,8 +136,12 @@ class _Copies:
         self.arrays: dict[int, tuple[DeviceStorage, torch.Tensor, int]] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.versions: list[int] = []
+        self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout in SPARSE:
+            self.sparse.append((tensor, tensor.to("cpu")))
+            return self.sparse[-1][1]
         if get_attached_memory(tensor.untyped_storage()) is None:
             return tensor
         memory = storage_of(tensor)
@@ -141,6 +154,18 @@ class _Copies:
         self.tensors.append((tensor, copy))
         self.versions.append(version_of(copy))
         return copy
+
+    def follow_gradients(self) -> None:
+        """Has copies need gradients as the tensors do, by which the reduced product keeps what its gradient reads."""
+        for tensor, copy in (*self.tensors, *self.sparse):
+            copy.requires_grad_(tensor.requires_grad)
+
+    def write_sparse(self, written: Sequence[Any]) -> None:
+        """Gives sparse tensors that were written the values of their copies."""
+        places = set(map(id, written))
+        for tensor, copy in self.sparse:
+            if id(tensor) in places:
+                tensor.copy_(copy)
 
     def is_new(self, result: Any) -> bool:
         """Whether a result is a tensor in memory of its own."""

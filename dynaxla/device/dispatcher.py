@@ -16,7 +16,7 @@ from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.lazy_mode import LazyMode
-from dynaxla.device.op_call import Lyings, OpInvocation
+from dynaxla.device.op_call import DevicesDiffer, Lyings, OpInvocation
 from dynaxla.device.op_programs import (
     CpuFallback,
     OpProgram,
@@ -39,6 +39,10 @@ from dynaxla.runtime.mesh_devices import MeshDevices
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.frames import user_line
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves
+from dynaxla.torch_api.tracing import enable_dispatch
+from dynaxla.types import DEVICE_TYPE
 
 logger = logging.getLogger("dynaxla")
 
@@ -184,10 +188,24 @@ class OpDispatcher:
             logger.warning("runs on the host: %s", reason)
         return results
 
+    def run_sparse(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """What eager PyTorch gives on the host of an op of sparse tensors.
+
+        Raises:
+            DevicesDiffer: a tensor of the host that has dims is among them.
+        """
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != DEVICE_TYPE and leaf.dim():
+                raise DevicesDiffer(leaf.device)
+        known = FunctionalForm.of(op)
+        reason = FallbackReason(ReasonId.UNSUPPORTED_TENSOR, known.name, detail="it has sparse tensors")
+        return self.run_on_host(known, args, kwargs, reason)
+
     def _make_program(
         self, key: Hashable, call: OpInvocation, terms: ProgramConditions
     ) -> OpProgram | CpuFallback | DynamicCall:
-        graph = self._varying.find(call, terms)
+        with enable_dispatch():
+            graph = self._varying.find(call, terms)
         if graph is None:
             return self._make(self._programs, key, call, terms, self._builder.build)  # type: ignore[no-any-return]
         served = DynamicCall(graph, split_sizes(call).values)

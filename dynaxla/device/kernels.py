@@ -22,7 +22,7 @@ from dynaxla.device.fused_optimizers import FUSED, give_nothing, step_at_rate
 from dynaxla.device.op_call import OnlyStrided, check_index
 from dynaxla.device.op_results import count_writes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding, stored_spec
-from dynaxla.device.supported_ops import refuse_layouts
+from dynaxla.device.supported_ops import register_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.torch_api.overloads import OpOverload
@@ -51,8 +51,8 @@ VIEWS = (
 UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 """Ops that give views which autograd takes for tensors of their own; `kron` writes into one."""
 
-EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
-"""Ops that torch makes of `empty` and `empty_strided`."""
+EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default, aten.zeros_like.default)
+"""Ops that torch makes of `empty` and `empty_strided`, for fake tensors, too."""
 
 _TORCHS_OWN = (aten.copy_.default,)
 """Ops whose kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and
@@ -101,7 +101,7 @@ class DeviceKernels:
         for op in (aten._copy_from.default, aten._copy_from_and_resize.default):
             self.kernels.add_lazy(op)
         self.kernels.add_rest(self._rest)
-        refuse_layouts(self.kernels)
+        register_layouts(self.kernels, self._eager.run_sparse)
         self.kernels.add_for_host(aten._pin_memory.default, _pin_memory)
 
     def _own(self) -> Mapping[OpOverload, Callable[..., Any]]:
@@ -211,7 +211,8 @@ class DeviceKernels:
     def _empty_like(self, make: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
         """An empty tensor that is sharded as another one: zeros, as a memory without elements has no sharding."""
         made = make(x, **options)
-        if DEVICE_TYPE in (x.device.type, made.device.type) and x.device == made.device:
+        is_fake = get_attached_memory(x.untyped_storage()) is None
+        if made.device.type == DEVICE_TYPE and x.device == made.device and not is_fake:
             wanted, memory = find_sharding(self._memories.of(x)), self._memories.of(made)
             if wanted is not None and memory.spec.shape == self._memories.of(x).spec.shape:
                 memory.rebind(self._client.mesh_devices.put_zeros(memory.spec, wanted))

@@ -32,7 +32,7 @@ class OnlyStrided(NotImplementedError):
 
     def __init__(self, what: object) -> None:
         super().__init__(
-            f"{what}: tensors of {DEVICE_TYPE} are strided and dense; make and use sparse, quantized and strided nested ones "
+            f"{what}: tensors of {DEVICE_TYPE} are strided or sparse; make and use quantized and strided nested ones "
             "on the CPU, and move what is dense (of nested ones layout=torch.jagged is taken)"
         )
 

@@ -32,6 +32,7 @@ from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.fakes import drop_graph_sources
 from dynaxla.torch_api.gc_guard import pause_collection
+from dynaxla.torch_api.tracing import enable_dispatch
 from dynaxla.types import OutputSource, StaticGraph, TensorSpec
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class OpProgramBuilder:
 
     def _or_on_host(self, known: FunctionalForm, make: Callable[[], T]) -> T | CpuFallback:
         try:
-            with pause_collection():
+            with enable_dispatch(), pause_collection():
                 return make()
         except Untraceable as error:
             return CpuFallback(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))

@@ -1,4 +1,5 @@
-"""Which ATen ops the device computes, and which it refuses: those of sparse, quantized and strided nested tensors."""
+"""Which ATen ops the device computes, which of sparse tensors the host does, and which are refused: of quantized and strided
+nested tensors."""
 
 from __future__ import annotations
 
@@ -29,16 +30,45 @@ NESTED = (
 )
 """Ops that make strided nested tensors of dense ones; where autograd follows them, torch ends the process."""
 
-COMPRESSED = (
-    aten.sparse_compressed_tensor.comp_plain_value_size,
-    aten.sparse_compressed_tensor.comp_plain_value,
-    aten._sparse_compressed_tensor_unsafe.default,
-    aten._sparse_csr_tensor_unsafe.default,
-    aten._sparse_csc_tensor_unsafe.default,
-    aten._sparse_bsr_tensor_unsafe.default,
-    aten._sparse_bsc_tensor_unsafe.default,
-)
-"""Ops that make compressed sparse tensors, for which torch has a way that serves for every device."""
+OF_PARTS = {
+    "Sparse": (
+        aten._coalesced_.default,
+        aten._dimI.default,
+        aten._dimV.default,
+        aten._indices.default,
+        aten._nnz.default,
+        aten._sparse_coo_tensor_with_dims.default,
+        aten._sparse_coo_tensor_with_dims_and_tensors.default,
+        aten._values.default,
+        aten.clone.default,
+        aten.copy_.default,
+        aten.copy_sparse_to_sparse_.default,
+        aten.dense_dim.default,
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.indices.default,
+        aten.is_coalesced.default,
+        aten.sparse_dim.default,
+        aten.sparse_resize_.default,
+        aten.sparse_resize_and_clear_.default,
+        aten.values.default,
+    ),
+    "SparseCsr": (
+        aten._nnz.default,
+        aten.ccol_indices.default,
+        aten.clone.default,
+        aten.col_indices.default,
+        aten.copy_.default,
+        aten.crow_indices.default,
+        aten.dense_dim.default,
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.row_indices.default,
+        aten.sparse_dim.default,
+        aten.values.default,
+    ),
+}
+"""Ops that make a sparse tensor of its parts (indices and values, dense tensors of the device), name them, or copy each."""
 
 
 def find_supported_ops(table: OpTable) -> list[OpOverload]:
@@ -60,12 +90,17 @@ def _is_known(op: OpOverload, known: Collection[object]) -> bool:
     return function is not None and (function in known or not isinstance(function, OpOverload))
 
 
-def refuse_layouts(kernels: Kernels) -> None:
-    """Registers what raises `OnlyStrided`."""
+def register_layouts(kernels: Kernels, on_host: Callable[..., Any]) -> None:
+    """Registers the ops of sparse tensors, and what raises `OnlyStrided` for the other layouts.
+
+    Args:
+        on_host: computes an op of sparse tensors on the host; takes the op in front of its arguments.
+    """
     for op in NESTED:
         kernels.add(op, partial(_refused, op))
     kernels.add_for_host(NESTED[0], _nested_of_host(NESTED[0]))
-    kernels.add_rest_of_other_layouts(_refused, COMPRESSED)
+    kernels.add_rest_of_other_layouts(_refused)
+    kernels.add_sparse(on_host, OF_PARTS)
 
 
 def _refused(op: OpOverload, *args: Any, **kwargs: Any) -> None:

@@ -215,22 +215,38 @@ class Kernels:
         """Registers the kernel of all other ops, of any package; its first argument is the op."""
         self._rest.fallback(torch.compiler.disable(kernel), _KEY)
 
-    def add_rest_of_other_layouts(self, kernel: Callable[..., Any], compressed: Sequence[OpOverload]) -> None:
-        """The kernel of every op on tensors of the device that are not strided, which takes the op in front of its arguments.
+    def add_sparse(self, kernel: Callable[..., Any], of_parts: Mapping[str, Sequence[OpOverload]]) -> None:
+        """The kernel of every op on sparse tensors of the device, which takes the op in front of its arguments.
+
+        Relies on the keys of the two kinds of sparse tensors, and on torch's kernels for the CPU of ops that only make or
+        name a tensor's parts: the parts may be of any device. What else the CPU has kernels for is registered op by op, as
+        torch has ways of its own for some, which fail.
+
+        Args:
+            of_parts: such ops, by "Sparse" (COO) and "SparseCsr" (compressed).
+        """
+        hidden = torch.compiler.disable(kernel)
+        for kind, ops in of_parts.items():
+            own = getattr(DispatchKey, f"{kind}CPU")
+            for op in aten_ops().values():
+                if op in ops:
+                    self._ops.impl(op, _kernel(op, own), f"{kind}{_KEY}")
+                elif torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), own):
+                    self._ops.impl(op, partial(hidden, op), f"{kind}{_KEY}")
+            self._rest.fallback(hidden, f"{kind}{_KEY}")
+
+    def add_rest_of_other_layouts(self, kernel: Callable[..., Any]) -> None:
+        """The kernel of every op on quantized and strided nested tensors of the device, which takes the op in front of its
+        arguments.
 
         What asks a nested tensor for its sizes has the host's kernel: torch asks where an error would end the process.
 
         Relies on the keys of their kinds.
-
-        Args:
-            compressed: ops that torch has for every device, but which have this kernel, too.
         """
-        for op in compressed:
-            self._ops.impl(op, torch.compiler.disable(partial(kernel, op)), f"SparseCsr{_KEY}")
         for name in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"):
             op = getattr(torch.ops.aten, name).default
             self._ops.impl(op, _kernel(op, DispatchKey.NestedTensorCPU), f"NestedTensor{_KEY}")
-        for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
+        for kind in ("Quantized", "NestedTensor"):
             self._rest.fallback(torch.compiler.disable(kernel), f"{kind}{_KEY}")
 
 

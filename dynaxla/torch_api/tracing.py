@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.modules import graph_module
 
 __all__ = ["TorchDispatchMode"]
@@ -35,6 +36,21 @@ __all__ = ["TorchDispatchMode"]
 def accept_symbolic_sizes() -> AbstractContextManager[Any]:
     """Context in which torch's composite ops accept symbolic sizes. Relies on `enable_python_dispatcher`."""
     return enable_python_dispatcher()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def enable_dispatch() -> Iterator[None]:
+    """Context in which only modes of its own see ops, also within torch's blocks without dispatch, where tracing would end the
+    process.
+
+    Relies on `_ForceDispatchKeyGuard`, on the keys that `torch._C._DisableTorchDispatch` excludes, and on
+    `_disable_current_modes`.
+    """
+    keys = torch._C.DispatchKey
+    with disable_modes():
+        included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded.remove(keys.Python).remove(keys.PythonTLSSnapshot)):
+            yield
 
 
 def pause_tracing() -> AbstractContextManager[Any]:

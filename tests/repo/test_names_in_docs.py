@@ -33,7 +33,6 @@ OF_OTHERS = {
     "both_extremes": "the pad rule that CONTRIBUTING.md adds",
     "OLD_CHECKOUT": "to be filled in",
     "cond_3": "an example of a numbered name",
-    "SparseAdam": "torch",
     "external_data": "torch",
     "remove_tensorify_specialized_graphargs": "torch",
     "specialize_float": "torch",

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from dynaxla.torch_api import autocast_lists, fakes, frames, mutation_schema, private_device, symbols, tracing
 from dynaxla.torch_api.fakes import FakeTensorMode
-from dynaxla.torch_api.tracing import trace_calls
+from dynaxla.torch_api.tracing import TorchDispatchMode, trace_calls
 from tests.torch_api.boundary import boundary
 
 aten = torch.ops.aten
@@ -118,6 +119,47 @@ kernels.add(torch.ops.aten.add.Tensor, lambda x, other, *, alpha=1: numbers.appe
 x + 1, x + 0.5
 assert numbers == [int, float], numbers
 """)
+
+
+@boundary("private_device.Kernels")
+def test_sparse_tensors_are_made_of_their_parts() -> None:
+    _run("""
+from functools import partial
+seen, aten = [], torch.ops.aten
+of_coo = [aten._sparse_coo_tensor_with_dims_and_tensors.default, aten._values.default, aten._nnz.default]
+kernels.add_sparse(lambda op, *args, **kwargs: seen.append(str(op)) or args[0],
+                   {"Sparse": of_coo, "SparseCsr": [aten.values.default]})
+kernels.add(aten.resize_.default, lambda x, *args, **kwargs: x)
+kernels.add(aten.empty.memory_format,
+            lambda size, **o: wall.tensor_at(1 << 60, o.get("dtype") or torch.float32, 0, size, (1,) * len(size)))
+places = wall.tensor_at(1 << 62, torch.int64, 24, (1, 3), (3, 1))
+values = wall.tensor_at(1 << 61, torch.float32, 12, (3,), (1,))
+make = partial(aten._sparse_coo_tensor_with_dims_and_tensors, 1, 0, [9], layout=torch.sparse_coo, device=values.device)
+made = make(indices=places, values=values)
+assert (made.layout, made.device, made._nnz()) == (torch.sparse_coo, values.device, 3)
+assert made._values().untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+assert torch.ops.aten.isinf(made) is made and torch.ops.aten.mul.Tensor(made, 2) is made
+assert seen == ["aten.isinf.default", "aten.mul.Tensor"], seen
+""")
+
+
+@boundary("tracing.enable_dispatch")
+def test_modes_see_ops_within_a_block_without_dispatch() -> None:
+    seen: list[str] = []
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with See(), torch._C._DisableTorchDispatch():
+        torch.ones(2).sin()
+        with tracing.enable_dispatch():
+            torch.ones(2).exp()
+            with See():
+                torch.ones(2).cos()
+        torch.ones(2).tan()
+    assert [name for name in seen if "ones" not in name] == ["aten.cos.default"]
 
 
 @boundary("private_device.give_storages", "private_device.answer_for_accelerator", "private_device.set_printer")
