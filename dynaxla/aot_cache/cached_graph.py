@@ -28,7 +28,7 @@ from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
-from dynaxla.torch_api.capture_cache import CachedCode, get_shared, is_packaging, keep_saved_values
+from dynaxla.torch_api.capture_cache import CachedCode, get_shared, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
@@ -59,8 +59,6 @@ class CachedGraph(CachedCode):
             PackageError: it is for a package, and cannot be pickled, or its programs cannot be compiled ahead.
         """
         packaged = is_packaging()
-        if graph.kind == "backward":
-            keep_saved_values()
         if packaged:  # programs that are made now, and looked up at once where they are loaded
             builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None

@@ -19,14 +19,14 @@ from unittest.mock import patch
 import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
-from torch._functorch._aot_autograd import autograd_cache
+from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.autograd_cache import (
     AOTAutogradCache,
     AOTAutogradCacheDetails,
     BypassAOTAutogradCache,
     check_cacheable,
 )
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler, ViewAndMutationMeta
 from torch._guards import TracingContext
 from torch._inductor import config as _inductor_config
 from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
@@ -93,18 +93,21 @@ def use_cache_tag(tag: str) -> Iterator[None]:
     Captures of `aot_compile` are neither looked up nor stored: torch's key may be the same for graphs of two packages.
 
     Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which torch stores only Inductor's
-    results; and `force_non_lazy_backward_lowering`, since a backward compiled at its first call would be compiled
-    outside of this context.
+    results; and `force_non_lazy_backward_lowering`, for packages and where Dynamo's captures are kept, whose entries are
+    wanted when the capture ends. Other captures are stored when their backward is compiled, at its first run at the latest:
+    torch does that by itself.
 
     Keys have nothing of Inductor's: see `_describe_graph`.
     """
-    patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    whole = is_packaging() or is_precompile_cached()
+    patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": whole}
     with ExitStack() as during:
         during.enter_context(compile_lock)  # before anything of torch's is replaced, for whichever thread captures
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
             during.enter_context(_random_keys())
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
+        during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
@@ -146,16 +149,21 @@ def _random_keys() -> Iterator[None]:
         yield
 
 
-def keep_saved_values() -> None:
-    """Has the backward that is being compiled give away no saved value, so that it can run again after `retain_graph=True`.
+_really_store_training = graph_compile._cache_autograd_info
 
-    torch decides so by itself where a backward is compiled at its first run. Relies on `bw_donated_idxs` of the tracing
-    context's `fw_metadata`, which torch stores with the capture, and looks at in each backward. (Of a graph with tensor
-    subclasses it looks at other metadata.)
+
+def _store_training(*captured: Any) -> tuple[Any, Any]:
+    """Stores a capture with a backward, which gives away no saved value, so that it can run again after `retain_graph=True`.
+
+    torch decides that by itself where a backward is compiled at its first run, but stores what it decided. Relies on
+    `_cache_autograd_info`: on the metadata among its arguments, which is what each run of the backward looks at, and on the
+    first of its two results, which stores a capture when its backward is compiled later, outside of `use_cache_tag`.
     """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    for metadata in captured:
+        if isinstance(metadata, ViewAndMutationMeta):
+            metadata.bw_donated_idxs = []
+    store, entry = _really_store_training(*captured)
+    return None if store is None else _functorch_config.patch(bundled_autograd_cache=True)(store), entry
 
 
 def find_bypass_reason(module: GraphModule) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dynaxla
 from dynaxla import backend
@@ -88,6 +89,18 @@ def test_a_backward_runs_again(recorder: Recorder) -> None:
             once = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
             loss.backward()
         assert_all_close([parameter.grad for parameter in model.parameters()], [2 * each for each in once])
+
+
+def test_a_backward_of_tensor_subclasses_runs_again(recorder: Recorder) -> None:
+    for loaded in (0, 2):
+        x = TwoTensor(torch.randn(5, 8), torch.randn(5, 8)).requires_grad_()
+        with recorder.expect(captures_loaded=loaded):
+            loss = compile_anew(lambda x: (x.sin() * x.cos()).sum())(x)
+            loss.backward(retain_graph=loaded > 0)  # what the first run keeps is not stored
+        if loaded:
+            loss.backward()
+            for grad, inner in ((x.grad.a, x.a), (x.grad.b, x.b)):
+                assert_close(grad, 2 * (2 * inner.detach()).cos())
 
 
 def aliased(x: Tensor) -> tuple[Tensor, Tensor]:
