@@ -60,7 +60,7 @@ def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: p
         torch.compile(lambda x: x.sin() * 2, backend=backend)(x).sum().backward()
         assert x.grad is not None
         found.append(x.grad)
-        assert LOADED == ["handed", at_the_backward]
+        assert tuple(LOADED) == ("handed", at_the_backward)
     torch.testing.assert_close(found, [2 * torch.ones(3).cos()] * 2)
     assert capture_cache.get_shared() is None
     assert list(tmp_path.glob("aotautograd/*/*"))
