@@ -135,6 +135,48 @@ def test_a_backward_is_compiled_and_stored_at_its_first_run(tmp_path: Path, monk
     assert list(tmp_path.glob("aotautograd/*/*"))
 
 
+@boundary("capture_cache.use_cache_tag", "capture_cache.Lookup", "capture_cache.find_key_folders")
+@torch.no_grad()
+def test_what_torch_would_leave_and_warn_of_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for damages in (True, True, False):
+        torch._dynamo.reset()
+        LOADED.clear()
+        torch.compile(lambda x: x.sin() * 2, backend=backend)(torch.ones(3))
+        (folder,) = capture_cache.find_key_folders()
+        (entry,) = folder.iterdir()
+        assert len(LOADED) == 1
+        if damages:
+            entry.write_bytes(b"no pickle")
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+@boundary("capture_cache.NotUsable")
+@torch.no_grad()
+def test_what_cannot_be_used_is_captured_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def call() -> None:
+        torch._dynamo.reset()
+        torch.testing.assert_close(
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)), torch.full((2,), 2.0)
+        )
+
+    def refuse(self: Code, *args: object) -> None:
+        (entry,) = tmp_path.glob("aotautograd/*/*")
+        entry.unlink()
+        raise capture_cache.NotUsable
+
+    call()
+    with monkeypatch.context() as during:
+        during.setattr(Code, "post_compile", refuse)
+        during.setitem(compiled.__globals__, "compiled", lambda module, inputs: Code(b"", lambda args: module(*args)))
+        call()
+    assert list(tmp_path.glob("aotautograd/*/*"))
+
+
 @boundary("capture_cache.is_on")
 def test_the_users_settings_switch_it_off() -> None:
     assert capture_cache.is_on()
