@@ -108,12 +108,11 @@ class KeptCapture:
         @functools.wraps(function)
         def run(*args: Any) -> Any:
             nonlocal current
-            try:
-                return current(*args)
-            except PackageError as error:
-                if self._again is not None and current is self._again[0]:
-                    raise
-                current = self._recapture(error)[0]
+            if current is function:  # what was captured anew reads nothing later
+                try:
+                    return function(*args)
+                except PackageError as error:
+                    current = self._recapture(error)[0]
             return current(*args)
 
         return run
