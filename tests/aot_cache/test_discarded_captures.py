@@ -55,7 +55,7 @@ def test_what_is_damaged_is_captured_again(
         with recorder.expect(captures_loaded=loaded):
             assert_close(compile_anew(model)(x), model(x))
         assert len(dynaxla.read_metrics().captures_discarded) == before + 1
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not [each for each in caplog.records if each.name.startswith("torch") and each.levelno >= logging.WARNING]
 
 
 @torch.no_grad()
