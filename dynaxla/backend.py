@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
-from dynaxla.aot_cache.cached_graph import CachedGraph
 from dynaxla.aot_cache.capture_key import find_tag
+from dynaxla.aot_cache.kept_capture import KeptCapture
 from dynaxla.bucketing.dynamic_dim_hints import mark_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
@@ -37,7 +37,7 @@ from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import aot_autograd, get_forward_inputs
-from dynaxla.torch_api.capture_cache import is_packaging, make_cacheable_compiler, share_in_capture, use_cache_tag
+from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.types import Saved
@@ -182,22 +182,17 @@ class GraphCompiler:
         self._placement = self._place_inputs(example_inputs)
         tag = None if self._overridden else find_tag(module, builder, self._placement.listing)
 
-        def plain(captured: Callable[[GraphModule], CapturedGraph]) -> Callable[..., Any]:
-            return lambda module, _: builder.build(captured(module))
+        def capture(make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any]) -> Callable[..., Any]:
+            with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
+                return aot_autograd(  # type: ignore[no-any-return]
+                    **self._compilers(make_compiler),
+                    decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
+                    partition_fn=partial(partition_saving_padded, placement=self._placement),
+                )(module, example_inputs)
 
-        def kept(captured: Callable[[GraphModule], CapturedGraph]) -> Any:
-            return make_cacheable_compiler(CachedGraph, lambda module, _: CachedGraph.built(captured(module), builder))
-
-        capture = aot_autograd(
-            **self._compilers(plain if tag is None else kept),
-            decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
-            partition_fn=partial(partition_saving_padded, placement=self._placement),
-        )
-        with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
-            if tag is None:
-                return capture(module, example_inputs)
-            with use_cache_tag(tag), share_in_capture(builder):
-                return capture(module, example_inputs)
+        if tag is None:
+            return capture(lambda convert: lambda module, _: builder.build(convert(module)))
+        return KeptCapture(capture, builder).find(tag)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """Returns the function of a graph that Dynamo captured for a frozen function: the miss policy serves each call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
-from dynaxla.torch_api.capture_cache import CachedCode, get_shared, is_packaging, keep_saved_values
+from dynaxla.torch_api.capture_cache import CachedCode, NotUsable, get_shared, is_packaging
 
 logger = logging.getLogger("dynaxla")
 
@@ -41,13 +42,15 @@ class CachedGraph(CachedCode):
     """A graph's function, its recipe, and a warm_start of it where there can be one; in a package its programs too.
 
     What is kept is read as soon as it is unpickled: an error of that is to torch an entry that it cannot use, and it captures
-    anew; an error in `post_compile` would, where Dynamo's captures are kept, be the end of the user's call. A recipe with a
-    warm_start that holds here is read when a call's program is not on disk.
+    anew, as it does for an error in `post_compile`, which would be the end of the user's call where Dynamo's captures are kept:
+    there is no capture then, and the graph raises. A recipe with a warm_start that holds here is read when a call's program is
+    not on disk.
     """
 
     recipe: SerializedGraph | None  # until it is built of, which changes it
     bundle: PackagedPrograms | None
     stored: SerializedWarmStart | None = None
+    recapture: Callable[[PackageError], GraphFunction] | None = None  # of a backward that was loaded in a capture
 
     @classmethod
     def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> CachedGraph:
@@ -59,8 +62,6 @@ class CachedGraph(CachedCode):
             PackageError: it is for a package, and cannot be pickled, or its programs cannot be compiled ahead.
         """
         packaged = is_packaging()
-        if graph.kind == "backward":
-            keep_saved_values()
         if packaged:  # programs that are made now, and looked up at once where they are loaded
             builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None
@@ -83,6 +84,24 @@ class CachedGraph(CachedCode):
         assert recipe is not None
         return cls(_content(recipe, bundle, warm_start, builder), function)
 
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        try:
+            return super().__call__(inputs)
+        except PackageError as error:
+            if self.recapture is None:
+                raise
+            self.function, self.recapture = self.recapture(error), None
+        return super().__call__(inputs)
+
+    def describe(self) -> str:
+        """The text of the graph as AOTAutograd handed it over.
+
+        Raises:
+            PackageError: it cannot be read.
+        """
+        assert self.content is not None
+        return str(_recipe(self.content).module.graph)
+
     def __getstate__(self) -> bytes | None:
         return self.content
 
@@ -102,19 +121,33 @@ class CachedGraph(CachedCode):
         copy.__dict__.update(self.__dict__, function=None, recipe=None)
         return copy
 
-    def post_compile(self, example_inputs: object, constants: object, graph_kwargs: object) -> None:
+    def post_compile(self, example_inputs: object, constants: object, graph_kwargs: Any) -> None:
         if self.function is None:
             assert self.content is not None
-            recipe, self.recipe = self.recipe, None
+            capture = get_shared()
             try:
-                if recipe is None and self.stored is not None:
-                    self.function = _build_from(self.stored, self.content, self.bundle)
-                else:
-                    self.function = _built(recipe or _recipe(self.content), self.bundle)
-                if self.bundle is None:
-                    shared_here().recorder.count_cache("capture", hits=1, read_bytes=len(self.content))
+                self.function = self._build()
             except DynaxlaError as error:
+                if capture is not None:
+                    capture.refuse(error)
+                    raise NotUsable from error
                 self.function = make_raising(error)
+            else:
+                if capture is not None:
+                    is_backward = graph_kwargs["is_backward"]
+                    capture.add_loaded("backward" if is_backward else "forward", self)
+                    self.recapture = capture.recapture_backward if is_backward else None
+
+    def _build(self) -> GraphFunction:
+        assert self.content is not None
+        recipe, self.recipe = self.recipe, None
+        if recipe is None and self.stored is not None:
+            function = _build_from(self.stored, self.content, self.bundle)
+        else:
+            function = _built(recipe or _recipe(self.content), self.bundle)
+        if self.bundle is None:
+            shared_here().recorder.count_cache("capture", hits=1, read_bytes=len(self.content))
+        return function
 
 
 def pack_content(recipe: bytes, bundle: PackagedPrograms | None, stored: bytes | None) -> bytes:
@@ -175,8 +208,8 @@ def _built(recipe: SerializedGraph, bundle: PackagedPrograms | None) -> GraphFun
 
 def _builder(kept: SerializedGraph | SerializedWarmStart) -> GraphBuilder:
     """That of the capture at hand; there is none where Dynamo's captures are kept, or in a package."""
-    builder = get_shared()
-    return _builder_of(kept) if builder is None else replace(builder, policies=kept.policies)
+    capture = get_shared()
+    return _builder_of(kept) if capture is None else replace(capture.builder, policies=kept.policies)
 
 
 def _builder_of(recipe: SerializedGraph | SerializedWarmStart) -> GraphBuilder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,12 @@ from dynaxla.types import SOURCE, Saved
 
 _META = ("val", *SOURCE)
 """The keys of nodes' `meta` that are kept; what `SAVED` says is in `SerializedGraph.saved`."""
+
+
+_UNREADABLE = (
+    *(AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError),
+    *(IndexError, EOFError, UnpicklingError),  # of bytes that are not whole
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ def package_errors() -> Iterator[None]:
     try:
         with disable_modes(), pause_collection():
             yield
-    except (AttributeError, ImportError, TypeError, AssertionError, KeyError, ValueError) as error:
+    except _UNREADABLE as error:
         raise PackageError(f"what was captured cannot be read here: {error}", "import what defines it first") from error
 
 

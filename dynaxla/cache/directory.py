@@ -23,7 +23,7 @@ _ABANDONED_NS = 3_600 * 10**9
 _LOOK_S = 0.02
 """How often it is looked whether a lock is free."""
 
-_KEPT_SHARE = 0.9
+KEPT_SHARE = 0.9
 """What is left of the bound, so that not every entry behind it costs a count."""
 
 
@@ -159,7 +159,7 @@ def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
         removed = 0
         if total > max_bytes:
             for found in entries:
-                if total <= _KEPT_SHARE * max_bytes:
+                if total <= KEPT_SHARE * max_bytes:
                     break
                 if found.path != keep and directory.remove(found.path):
                     total -= found.size

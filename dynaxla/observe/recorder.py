@@ -43,6 +43,8 @@ class Metrics:
         last_captures: one readable line per function that reached Dynamo's recompile limit, so that calls with other guards
             run in eager.
         captures_not_kept: one readable line per capture that cannot be cached, so every process repeats it, with the reason.
+        captures_discarded: one readable line per stored capture that could not be used, with the reason; it was removed, and
+            the graph captured anew.
         host_ops: calls of ops on the device's tensors that eager PyTorch computed on the host, by the op's name.
         host_bytes: what crossed between the device and the host for these.
         traces: runs of ops that the device's lazy mode collected.
@@ -85,6 +87,7 @@ class Metrics:
     many_programs: tuple[str, ...] = ()
     last_captures: tuple[str, ...] = ()
     captures_not_kept: tuple[str, ...] = ()
+    captures_discarded: tuple[str, ...] = ()
     host_ops: Mapping[str, int] = field(default_factory=dict)
     host_bytes: Mapping[str, CrossedBytes] = field(default_factory=dict)
     traces: int = 0

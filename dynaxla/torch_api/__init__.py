@@ -20,6 +20,7 @@ uses such a name.
     pytree        nested arguments as flat lists
     artifacts     cache artifacts (`torch.compiler.save_cache_artifacts`)
     capture_cache AOTAutograd's cache: its entries, keys and settings
+    capture_state the state of torch in which a graph is captured, to capture it again
     dynamo_packages   Dynamo's captures on disk: fixes of torch's errors with wrapped functions
     dynamo_guards the guards of Dynamo's captures on disk
     graph_pickling    serialized captured graphs

@@ -7,10 +7,12 @@ backend: `cache_key_tag` tells backends apart.
 
 from __future__ import annotations
 
+import os
+import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -19,14 +21,15 @@ from unittest.mock import patch
 import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch import config as _functorch_config
-from torch._functorch._aot_autograd import autograd_cache
+from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.autograd_cache import (
     AOTAutogradCache,
     AOTAutogradCacheDetails,
     BypassAOTAutogradCache,
+    FXGraphCacheMiss,
     check_cacheable,
 )
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler, ViewAndMutationMeta
 from torch._guards import TracingContext
 from torch._inductor import config as _inductor_config
 from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
@@ -45,6 +48,12 @@ _OF_AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_m
 
 NotCacheable = BypassAOTAutogradCache
 """Raised by `CachedCode.prepare_for_serialization`: the capture is not stored."""
+
+NotUsable = FXGraphCacheMiss
+"""Raised by `CachedCode.post_compile`: torch takes the entry for one that it has not found, captures, and stores that."""
+
+KEY_PREFIX = "dynaxla-"
+"""Of the keys of this package's captures, which are the names of their folders: torch's begin with its own."""
 
 
 @dataclass
@@ -86,29 +95,80 @@ def make_cacheable_compiler(code: type[CachedCode], compiler: Callable[..., Cach
     return SerializableAOTDispatchCompiler(code, compiler)
 
 
+@dataclass(slots=True)
+class Lookup:
+    """One look-up of a capture, of whose key there may be several entries, for sizes that other guards hold for.
+
+    Attributes:
+        entry: the entry that torch read last, which is the one that it takes if it takes any; None before there is one.
+        unreadable: why entries could not be unpickled, which are removed.
+    """
+
+    entry: Path | None = None
+    unreadable: list[str] = field(default_factory=list)
+
+    def read(self, local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
+        """Stands for `AOTAutogradCache.iterate_over_candidates`, which leaves what it cannot read, and warns of it in every
+        process. Gives an entry, its content, and whether it is of the disk."""
+        folder = Path(AOTAutogradCache._get_tmp_dir_for_key(key))
+        for self.entry in sorted(folder.glob("[!.]*")) if local else ():  # the others are being written
+            with suppress(OSError):  # another process has just removed it
+                content = self.entry.read_bytes()
+                try:
+                    entry = pickle.loads(content)
+                except Exception as error:  # a file may hold anything
+                    self.unreadable.append(f"{type(error).__name__}: {error}")
+                    self.remove()
+                    continue
+                yield entry, content, True
+        yield from _candidates(False, remote_cache, key)
+
+    def remove(self) -> None:
+        """Removes the entry."""
+        if self.entry is not None:
+            with suppress(OSError):
+                self.entry.unlink()
+
+    def touch(self) -> None:
+        """Says that the entry was used now: the time of use of a key's entries is that of their folder."""
+        if self.entry is not None:
+            with suppress(OSError):
+                os.utime(self.entry.parent)
+
+
+_candidates = AOTAutogradCache.iterate_over_candidates
+
+
 @contextmanager
-def use_cache_tag(tag: str) -> Iterator[None]:
+def use_cache_tag(tag: str) -> Iterator[Lookup]:
     """Context in which AOTAutograd looks up and stores captures under keys with this tag.
 
     Captures of `aot_compile` are neither looked up nor stored: torch's key may be the same for graphs of two packages.
 
     Relies on the settings `cache_key_tag`; `bundled_autograd_cache`, without which torch stores only Inductor's
-    results; and `force_non_lazy_backward_lowering`, since a backward compiled at its first call would be compiled
-    outside of this context.
+    results; and `force_non_lazy_backward_lowering`, for packages and where Dynamo's captures are kept, whose entries are
+    wanted when the capture ends. Other captures are stored when their backward is compiled, at its first run at the latest:
+    torch does that by itself.
 
-    Keys have nothing of Inductor's: see `_describe_graph`.
+    Keys have nothing of Inductor's: see `_describe_graph`. Relies on `AOTAUTOGRAD_CACHE_PREFIX`, and on
+    `iterate_over_candidates` for what `Lookup.read` says.
     """
-    patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+    whole = is_packaging() or is_precompile_cached()
+    patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": whole}
+    lookup = Lookup()
     with ExitStack() as during:
         during.enter_context(compile_lock)  # before anything of torch's is replaced, for whichever thread captures
         if is_packaging():
             tag = f"{tag} {uuid.uuid4()}"
             during.enter_context(_random_keys())
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
+        during.enter_context(patch.object(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", KEY_PREFIX))
+        during.enter_context(patch.object(AOTAutogradCache, "iterate_over_candidates", lookup.read))
+        during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
-        yield
+        yield lookup
 
 
 def _describe_graph(
@@ -146,16 +206,21 @@ def _random_keys() -> Iterator[None]:
         yield
 
 
-def keep_saved_values() -> None:
-    """Has the backward that is being compiled give away no saved value, so that it can run again after `retain_graph=True`.
+_really_store_training = graph_compile._cache_autograd_info
 
-    torch decides so by itself where a backward is compiled at its first run. Relies on `bw_donated_idxs` of the tracing
-    context's `fw_metadata`, which torch stores with the capture, and looks at in each backward. (Of a graph with tensor
-    subclasses it looks at other metadata.)
+
+def _store_training(*captured: Any) -> tuple[Any, Any]:
+    """Stores a capture with a backward, which gives away no saved value, so that it can run again after `retain_graph=True`.
+
+    torch decides that by itself where a backward is compiled at its first run, but stores what it decided. Relies on
+    `_cache_autograd_info`: on the metadata among its arguments, which is what each run of the backward looks at, and on the
+    first of its two results, which stores a capture when its backward is compiled later, outside of `use_cache_tag`.
     """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    for metadata in captured:
+        if isinstance(metadata, ViewAndMutationMeta):
+            metadata.bw_donated_idxs = []
+    store, entry = _really_store_training(*captured)
+    return None if store is None else _functorch_config.patch(bundled_autograd_cache=True)(store), entry
 
 
 def find_bypass_reason(module: GraphModule) -> str | None:
@@ -191,6 +256,12 @@ def is_precompile_cached() -> bool:
 def folder() -> Path:
     """Returns AOTAutograd's cache folder, which holds pickles. Relies on Inductor's `cache_dir`, which makes the folder."""
     return Path(cache_dir())
+
+
+def find_key_folders() -> list[Path]:
+    """Returns the folders of this package's captures in AOTAutograd's cache, one for each key. Relies on
+    `AOTAutogradCache._get_tmp_dir`, which names the folder."""
+    return list(Path(AOTAutogradCache._get_tmp_dir()).glob(f"{KEY_PREFIX}*"))
 
 
 def is_packaging() -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import dynaxla
@@ -136,6 +136,21 @@ def test_lengths_vary_in_one_process(way: Way, training: bool, mesh: DeviceMesh,
     with recorder.expect(graphs=graphs, compiles=BUCKETS * graphs, eager_ops=0):
         for length in LENGTHS:
             _assert_same(_call(compiled, block, length, training), _call(whole, net, length, training))
+
+
+def test_a_backward_of_dtensors_runs_again_where_captures_are_asked_for(
+    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = dataclasses.replace(process(), executables=ExecutableCache(Store(tmp_path / "own")))
+    monkeypatch.setattr(backend, "process", lambda: own)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]).requires_grad_()
+    compiled = torch.compile(lambda x: x.sin() * x.cos(), backend="dynaxla", options={"captures": True})
+    loss = compiled(x).sum()
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+    assert isinstance(x.grad, DTensor)
+    assert_close(x.grad.full_tensor(), 2 * (2 * x.detach().full_tensor()).cos())
 
 
 def test_no_capture_is_kept(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, symbolic_trace
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dynaxla.torch_api import capture_cache, symbols
 from tests.torch_api.boundary import boundary
@@ -52,14 +53,14 @@ def backend(module: GraphModule, inputs: Any) -> Any:
 def test_forward_and_backward_are_kept_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     found = []
-    for _ in range(2):
+    for at_the_backward in (None, "handed"):
         torch._dynamo.reset()
         LOADED.clear()
         x = torch.ones(3, requires_grad=True)
         torch.compile(lambda x: x.sin() * 2, backend=backend)(x).sum().backward()
         assert x.grad is not None
         found.append(x.grad)
-        assert LOADED == ["handed", "handed"]
+        assert tuple(LOADED) == ("handed", at_the_backward)
     torch.testing.assert_close(found, [2 * torch.ones(3).cos()] * 2)
     assert capture_cache.get_shared() is None
     assert list(tmp_path.glob("aotautograd/*/*"))
@@ -100,24 +101,80 @@ def test_what_refuses_to_be_kept_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.glob("aotautograd/*/*"))
 
 
-@boundary("capture_cache.keep_saved_values")
-def test_a_backward_that_is_compiled_early_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@boundary("capture_cache.use_cache_tag")
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: TwoTensor(x, x)])
+def test_a_backward_that_is_stored_runs_again(wrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for loaded in (False, True):
+        torch._dynamo.reset()
+        LOADED.clear()
+        x = wrap(torch.arange(3.0)).requires_grad_()
+        loss = torch.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)(x)
+        if not loaded:  # torch's own decision is of the first run, which keeps nothing
+            loss.backward()
+            assert list(tmp_path.glob("aotautograd/*/*"))
+            continue
+        assert len(LOADED) == 2
+        loss.backward(retain_graph=True)
+        once = x.grad
+        assert once is not None
+        once = once.clone()
+        loss.backward()
+        assert (x.grad == 2 * once).all()
+
+
+def test_a_backward_is_compiled_and_stored_at_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first call takes is no more than without the cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    LOADED.clear()
+    loss = torch.compile(lambda x: x.sin().sum(), backend=backend)(torch.ones(3, requires_grad=True))
+    assert len(LOADED) == 1
+    assert not list(tmp_path.glob("aotautograd/*/*"))
+    loss.backward()
+    assert len(LOADED) == 2
+    assert list(tmp_path.glob("aotautograd/*/*"))
+
+
+@boundary("capture_cache.use_cache_tag", "capture_cache.Lookup", "capture_cache.find_key_folders")
+@torch.no_grad()
+def test_what_torch_would_leave_and_warn_of_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for damages in (True, True, False):
+        torch._dynamo.reset()
+        LOADED.clear()
+        torch.compile(lambda x: x.sin() * 2, backend=backend)(torch.ones(3))
+        (folder,) = capture_cache.find_key_folders()
+        (entry,) = folder.iterdir()
+        assert len(LOADED) == 1
+        if damages:
+            entry.write_bytes(b"no pickle")
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+@boundary("capture_cache.NotUsable")
+@torch.no_grad()
+def test_what_cannot_be_used_is_captured_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def keeping(module: GraphModule, inputs: Any) -> Code:
-        capture_cache.keep_saved_values()
-        return plain(module, inputs)
+    def call() -> None:
+        torch._dynamo.reset()
+        torch.testing.assert_close(
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)), torch.full((2,), 2.0)
+        )
 
-    plain = compiled
-    monkeypatch.setitem(backend.__globals__, "compiled", keeping)
-    x = torch.ones(3, requires_grad=True)
-    loss = torch.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)(x)
-    loss.backward(retain_graph=True)
-    once = x.grad
-    assert once is not None
-    once = once.clone()
-    loss.backward()
-    torch.testing.assert_close(x.grad, 2 * once)
+    def refuse(self: Code, *args: object) -> None:
+        (entry,) = tmp_path.glob("aotautograd/*/*")
+        entry.unlink()
+        raise capture_cache.NotUsable
+
+    call()
+    with monkeypatch.context() as during:
+        during.setattr(Code, "post_compile", refuse)
+        during.setitem(compiled.__globals__, "compiled", lambda module, inputs: Code(b"", lambda args: module(*args)))
+        call()
+    assert list(tmp_path.glob("aotautograd/*/*"))
 
 
 @boundary("capture_cache.is_on")

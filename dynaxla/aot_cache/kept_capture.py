@@ -1,0 +1,168 @@
+"""The capture of one graph of Dynamo's that torch may have stored: where what is stored cannot be used, it is captured anew."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule
+
+from dynaxla.aot_cache.cached_graph import CachedGraph
+from dynaxla.cache.directory import KEPT_SHARE
+from dynaxla.errors import DynaxlaError, PackageError
+from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.isolation.forking import new_lock
+from dynaxla.passes.manager import CapturedGraph
+from dynaxla.torch_api.capture_cache import (
+    Lookup,
+    find_key_folders,
+    is_packaging,
+    make_cacheable_compiler,
+    share_in_capture,
+    use_cache_tag,
+)
+from dynaxla.torch_api.capture_state import CaptureState
+
+logger = logging.getLogger("dynaxla")
+
+MAX_BYTES = 1 << 30
+"""Of this package's captures in torch's folder."""
+
+Convert = Callable[[GraphModule], CapturedGraph]
+CaptureBy = Callable[[Callable[[Convert], Any]], Callable[..., Any]]
+"""Has AOTAutograd capture Dynamo's graph, by compilers that its argument makes of conversions, and returns its function."""
+
+
+class KeptCapture:
+    """Looks up the capture of a graph, or captures it and has torch store it.
+
+    Args:
+        capture: captures the graph.
+        builder: of the graph.
+    """
+
+    def __init__(self, capture: CaptureBy, builder: GraphBuilder) -> None:
+        self.builder = builder
+        self._capture = capture
+        self._state = CaptureState()
+        self._lookup = Lookup()
+        self._loaded: dict[str, CachedGraph] = {}
+        self._lock = new_lock()
+        self._again: tuple[Callable[..., Any], dict[str, tuple[str, GraphFunction]]] | None = None
+
+    def find(self, tag: str) -> Callable[..., Any]:
+        """Returns the function of the graph.
+
+        Args:
+            tag: see `dynaxla.aot_cache.capture_key.find_tag`.
+        """
+        with use_cache_tag(tag) as self._lookup, share_in_capture(self):
+            function = self._capture(self._make_stored)
+        for why in self._lookup.unreadable:
+            self._note(why)
+        if is_packaging():
+            return function
+        if not self._loaded:
+            make_room_for_captures()
+            return function
+        self._lookup.touch()
+        return self._recover(function)
+
+    def add_loaded(self, kind: str, graph: CachedGraph) -> None:
+        """Adds a graph that was loaded.
+
+        Args:
+            kind: "backward", or "forward" for a graph that is not one.
+        """
+        self._loaded[kind] = graph
+
+    def refuse(self, error: DynaxlaError) -> None:
+        """Says that the entry cannot be used; it is removed, and captured anew by torch."""
+        self._loaded.clear()
+        self._lookup.remove()
+        self._note(str(error))
+
+    def recapture_backward(self, error: PackageError) -> GraphFunction:
+        """Returns the function of the backward, captured anew.
+
+        Raises:
+            PackageError: `error`, if the forward that ran is another one than that which was captured with it.
+        """
+        graphs = self._recapture(error)[1]
+        if "backward" not in graphs or graphs["forward"][0] != self._loaded["forward"].describe():
+            raise error
+        return graphs["backward"][1]
+
+    def _recover(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the function that captures the graph anew in the call that shows that the entry cannot be used.
+
+        A graph that is read later is one part, of which nothing ran when it shows.
+        """
+        current = function
+
+        @functools.wraps(function)
+        def run(*args: Any) -> Any:
+            nonlocal current
+            if current is function:  # what was captured anew reads nothing later
+                try:
+                    return function(*args)
+                except PackageError as error:
+                    current = self._recapture(error)[0]
+            return current(*args)
+
+        return run
+
+    def _recapture(self, error: PackageError) -> tuple[Callable[..., Any], dict[str, tuple[str, GraphFunction]]]:
+        """Returns the function of Dynamo's graph, captured anew, and of each of its graphs the description and the function."""
+        with self._lock:
+            if self._again is None:
+                self._lookup.remove()
+                self._note(str(error))
+                graphs: dict[str, tuple[str, GraphFunction]] = {}
+
+                def make_compiler(convert: Convert) -> Callable[..., Any]:
+                    def build(module: GraphModule, _: object) -> GraphFunction:
+                        graph = convert(module)
+                        described = str(graph.module.graph)
+                        graphs[graph.kind] = described, self.builder.build(graph)
+                        return graphs[graph.kind][1]
+
+                    return build
+
+                function = self._state.capture_again(lambda: self._capture(make_compiler))
+                self._again = function, graphs
+            return self._again
+
+    def _make_stored(self, convert: Convert) -> Any:
+        return make_cacheable_compiler(CachedGraph, lambda module, _: CachedGraph.built(convert(module), self.builder))
+
+    def _note(self, why: str) -> None:
+        line = f"{self.builder.origin.what}: {why}"
+        self.builder.shared.recorder.note(captures_discarded=line)
+        logger.info("a stored capture was of no use, and made anew: %s", line)
+
+
+def make_room_for_captures(max_bytes: int = MAX_BYTES) -> int:
+    """Removes the captures that were used least recently, of this package alone, until they are below their bound; gives how
+    many keys' entries that were. Processes that are at it at the same time remove the same ones.
+
+    Args:
+        max_bytes: the bound.
+    """
+    found: list[tuple[int, int, Path]] = []
+    for folder in find_key_folders():
+        with suppress(OSError):  # another process has just removed it
+            used_ns, entries = folder.stat().st_mtime_ns, list(folder.iterdir())
+            found.append((used_ns, sum(entry.stat().st_size for entry in entries), folder))
+    total, removed = sum(size for _, size, _ in found), 0
+    for _, size, folder in sorted(found) if total > max_bytes else ():
+        if total <= KEPT_SHARE * max_bytes:
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        total, removed = total - size, removed + 1
+    return removed
