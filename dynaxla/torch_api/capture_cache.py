@@ -52,7 +52,7 @@ NotCacheable = BypassAOTAutogradCache
 NotUsable = FXGraphCacheMiss
 """Raised by `CachedCode.post_compile`: torch takes the entry for one that it has not found, captures, and stores that."""
 
-KEY_PREFIX = "dynaxla-"
+_KEY_PREFIX = "dynaxla-"
 """Of the keys of this package's captures, which are the names of their folders: torch's begin with its own."""
 
 
@@ -162,7 +162,7 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
             tag = f"{tag} {uuid.uuid4()}"
             during.enter_context(_random_keys())
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
-        during.enter_context(patch.object(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", KEY_PREFIX))
+        during.enter_context(patch.object(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", _KEY_PREFIX))
         during.enter_context(patch.object(AOTAutogradCache, "iterate_over_candidates", lookup.read))
         during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
@@ -261,7 +261,7 @@ def folder() -> Path:
 def find_key_folders() -> list[Path]:
     """Returns the folders of this package's captures in AOTAutograd's cache, one for each key. Relies on
     `AOTAutogradCache._get_tmp_dir`, which names the folder."""
-    return list(Path(AOTAutogradCache._get_tmp_dir()).glob(f"{KEY_PREFIX}*"))
+    return list(Path(AOTAutogradCache._get_tmp_dir()).glob(f"{_KEY_PREFIX}*"))
 
 
 def is_packaging() -> bool:
