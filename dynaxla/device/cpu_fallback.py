@@ -59,20 +59,21 @@ class CpuFallbackRunner:
         if copies.sparse:
             copies.follow_gradients()
         results = known.op(*host_args, **host_kwargs)
-        crossed = CrossedBytes(to_host=sum(array.nbytes for _, array, _ in copies.arrays.values()))
+        crossed = CrossedBytes(to_host=copies.count_bytes())
         for memory, array, before in copies.arrays.values():
             if known.written or version_of(array) != before:
                 self.fill(memory, array, str(known.op))
                 crossed += CrossedBytes(to_device=array.nbytes)
         if copies.sparse and known.written:
             given = {**dict(zip(known.names, args, strict=False)), **kwargs}
-            copies.write_sparse(tree_leaves([given.get(name) for name in known.written]))
+            written = tree_leaves([given.get(name) for name in known.written])
+            crossed += CrossedBytes(to_device=copies.write_sparse(written))
         for (tensor, copy), before in zip(copies.tensors, copies.versions, strict=True):
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
             if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
                 copy_view_metadata(tensor, self.tensor(copy))
-        crossed += CrossedBytes(to_device=sum(t.nbytes for t in tree_leaves(results) if copies.is_new(t)))
+        crossed += CrossedBytes(to_device=sum(_count_bytes(t) for t in tree_leaves(results) if copies.is_new(t)))
         return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results), crossed
 
     def read(self, memory: DeviceStorage) -> torch.Tensor:
@@ -160,21 +161,47 @@ class _Copies:
         for tensor, copy in (*self.tensors, *self.sparse):
             copy.requires_grad_(tensor.requires_grad)
 
-    def write_sparse(self, written: Sequence[Any]) -> None:
-        """Gives sparse tensors that were written the values of their copies."""
-        places = set(map(id, written))
+    def write_sparse(self, written: Sequence[Any]) -> int:
+        """Gives sparse tensors that were written the values of their copies, whose bytes it returns."""
+        places, total = set(map(id, written)), 0
         for tensor, copy in self.sparse:
             if id(tensor) in places:
+                if tensor.layout is not torch.sparse_coo and tensor._nnz() != copy._nnz():
+                    tensor.resize_as_sparse_(copy.to(DEVICE_TYPE))
                 tensor.copy_(copy)
+                total += _count_bytes(copy)
+        return total
+
+    def count_bytes(self) -> int:
+        """Of all copies."""
+        return sum(
+            _count_bytes(copy) for copy in (*(a for _, a, _ in self.arrays.values()), *(c for _, c in self.sparse))
+        )
 
     def is_new(self, result: Any) -> bool:
         """Whether a result is a tensor in memory of its own."""
-        return isinstance(result, torch.Tensor) and result.layout is torch.strided and self.owner(result) is None
+        if not isinstance(result, torch.Tensor) or result.layout in SPARSE:
+            return isinstance(result, torch.Tensor) and all(copy is not result for _, copy in self.sparse)
+        return result.layout is torch.strided and self.owner(result) is None
 
     def owner(self, result: torch.Tensor) -> torch.Tensor | None:
         """The tensor of the device in whose memory a result lies."""
         place = storage_key(result.untyped_storage())
         return next((t for t, copy in self.tensors if storage_key(copy.untyped_storage()) == place), None)
+
+
+def _count_bytes(host: torch.Tensor) -> int:
+    """The bytes of a tensor of the host; of a sparse one, of its parts."""
+    if host.layout is torch.strided:
+        return host.nbytes
+    parts = [host._values() if host.layout is torch.sparse_coo else host.values()]
+    if host.layout is torch.sparse_coo:
+        parts.append(host._indices())
+    elif host.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts += host.crow_indices(), host.col_indices()
+    else:
+        parts += host.ccol_indices(), host.row_indices()
+    return sum(part.nbytes for part in parts)
 
 
 def _check_strided(host: torch.Tensor) -> None:

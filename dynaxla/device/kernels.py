@@ -51,12 +51,18 @@ VIEWS = (
 UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 """Ops that give views which autograd takes for tensors of their own; `kron` writes into one."""
 
-EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default, aten.zeros_like.default)
-"""Ops that torch makes of `empty` and `empty_strided`, for fake tensors, too."""
+EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
+"""Ops that torch makes of `empty` and `empty_strided`."""
 
 _TORCHS_OWN = (aten.copy_.default,)
 """Ops whose kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and
 could not pass it on."""
+
+
+def _zeros_like(run: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Of a fake tensor too, which has no memory: torch's own fallback of fake tensors asks for it."""
+    is_fake = get_attached_memory(x.untyped_storage()) is None
+    return (get_composite_kernel(aten.zeros_like.default) if is_fake else run)(x, **options)
 
 
 class DeviceKernels:
@@ -85,15 +91,9 @@ class DeviceKernels:
         for op in computed:
             if op not in own and op not in _TORCHS_OWN:
                 self.kernels.add(op, self._kernel(op))
-        for (
-            op,
-            function,
-        ) in (
-            RNN_CELL_DECOMPOSITIONS.items()
-        ):  # torch has nothing for two of them, and for one only where there is a bias
+        # torch has no meta kernel of two cells and of most fused steps, and one of a third cell only with a bias.
+        for op, function in {**RNN_CELL_DECOMPOSITIONS, **dict.fromkeys(FUSED, give_nothing)}.items():
             self.kernels.add_sizes(op, function)
-        for op in FUSED:  # most of which torch gives no meta kernel
-            self.kernels.add_sizes(op, give_nothing)
         for op, function in RNN_LAYER_DECOMPOSITIONS.items():
             self.kernels.add_composite(op, self._kernel(op), function)
         for op in (RECURRENCE, RECURRENCE_BACKWARD, CONSTRAIN, CONSTRAIN_LIKE, UNSHARD):
@@ -111,6 +111,7 @@ class DeviceKernels:
             views[aten.empty_like.default] = partial(self._empty_like, views[aten.empty_like.default])
         return {
             **views,
+            aten.zeros_like.default: partial(_zeros_like, self._kernel(aten.zeros_like.default)),
             aten.as_strided.default: self._as_strided,
             aten.empty.memory_format: self._empty,
             aten.empty_strided.default: self._empty_strided,

@@ -63,6 +63,7 @@ OF_PARTS = {
         aten.dense_dim.default,
         aten.empty.memory_format,
         aten.empty_like.default,
+        aten.resize_as_sparse_.default,
         aten.row_indices.default,
         aten.sparse_dim.default,
         aten.values.default,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import dynaxla
 from dynaxla.device.registration import device_in_use
-from dynaxla.observe.recorder import Recorder
+from dynaxla.observe.usage import CrossedBytes
 from tests.tolerances import assert_close
 
 D = "dynaxla"
@@ -96,6 +96,8 @@ def test_writes_reach_sparse_and_dense_tensors() -> None:
         rows = DENSE.to(device).to_sparse_csr()
         rows.mul_(2)
         assert torch.equal(rows.to_dense().cpu(), DENSE * 2)
+        rows.add_(torch.ones(4, 4, device=device).to_sparse_csr())  # which has elements where `rows` has none
+        assert torch.equal(rows.to_dense().cpu(), DENSE * 2 + 1)
         held.sparse_resize_((5, 5), 2, 0)
         assert held.shape == (5, 5)
 
@@ -157,11 +159,16 @@ def test_tensors_of_the_host_do_not_mix_with_sparse_ones() -> None:
             call()
 
 
-def test_ops_of_sparse_tensors_are_counted_as_the_hosts(recorder: Recorder) -> None:
-    made = DENSE.to(D).to_sparse()
-    before = dynaxla.read_metrics().host_ops.get("aten.sin.default", 0)
-    made.sin()
-    assert dynaxla.read_metrics().host_ops["aten.sin.default"] == before + 1
+def test_ops_of_sparse_tensors_are_counted_as_the_hosts() -> None:
+    made, name = DENSE.to(D).to_sparse(), "aten.mul_.Tensor"
+    before = dynaxla.read_metrics()
+    made.mul_(2)
+    after = dynaxla.read_metrics()
+    assert after.host_ops[name] == before.host_ops.get(name, 0) + 1
+    bytes_before = before.host_bytes.get(name, CrossedBytes())
+    bytes_each = 6 * (2 * 8 + 4)  # six elements, their rows and columns
+    crossed = after.host_bytes[name]
+    assert crossed.to_host - bytes_before.to_host == crossed.to_device - bytes_before.to_device == bytes_each
 
 
 def test_sparse_tensors_keep_nothing() -> None:
