@@ -160,7 +160,7 @@ def _bias_gradient(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """The gradient of the scores, summed to the bias' shape: P * (dP - rowsum(dO * O)), formula 4 of FlashAttention's backward.
+    """The gradient of the scores, summed to the bias' shape: P * (dP - rowsum(dO * O)), the derivative of a softmax's product.
 
     Shapes: query, out, grad_out [..., l, d], key, value [..., s, d], logsumexp [..., l].
     """

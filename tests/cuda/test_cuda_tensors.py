@@ -403,6 +403,7 @@ print(dynaxla.explain(f, x))
 """
 
 
+@pytest.mark.xfail(strict=True, reason="XLA's profiler shows a program's CUDA graph as one instruction without a line")
 def test_a_profile_has_the_ops_of_the_gpu(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROFILED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
