@@ -25,7 +25,7 @@ from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import download, upload_readonly
 from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
-from dynaxla.torch_api.storages import storage_key, version_of
+from dynaxla.torch_api.storages import list_parts, storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -166,7 +166,7 @@ class _Copies:
         places, total = set(map(id, written)), 0
         for tensor, copy in self.sparse:
             if id(tensor) in places:
-                if tensor.layout is not torch.sparse_coo and tensor._nnz() != copy._nnz():
+                if tensor.layout is not torch.sparse_coo and tensor.values().shape != copy.values().shape:
                     tensor.resize_as_sparse_(copy.to(DEVICE_TYPE))
                 tensor.copy_(copy)
                 total += _count_bytes(copy)
@@ -192,16 +192,7 @@ class _Copies:
 
 def _count_bytes(host: torch.Tensor) -> int:
     """The bytes of a tensor of the host; of a sparse one, of its parts."""
-    if host.layout is torch.strided:
-        return host.nbytes
-    parts = [host._values() if host.layout is torch.sparse_coo else host.values()]
-    if host.layout is torch.sparse_coo:
-        parts.append(host._indices())
-    elif host.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts += host.crow_indices(), host.col_indices()
-    else:
-        parts += host.ccol_indices(), host.row_indices()
-    return sum(part.nbytes for part in parts)
+    return sum(part.nbytes for part in ([host] if host.layout is torch.strided else list_parts(host)))
 
 
 def _check_strided(host: torch.Tensor) -> None:

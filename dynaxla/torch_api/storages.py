@@ -48,3 +48,13 @@ def mark(tensor: torch.Tensor) -> bool:
         return False
     del clone  # leaves the mark with one owner
     return is_marked(tensor)
+
+
+def list_parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors of a sparse one: values, then indices; of a COO tensor they need not be coalesced, for which torch
+    has private names alone."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse._values(), sparse._indices()
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return sparse.values(), sparse.crow_indices(), sparse.col_indices()
+    return sparse.values(), sparse.ccol_indices(), sparse.row_indices()

@@ -81,3 +81,20 @@ def test_memory_crosses_by_dlpack() -> None:
     storages.mark(x)
     storages.to_capsule(x)
     assert not storages.is_marked(x), "an export may be written to"
+
+
+@boundary("storages.list_parts")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_a_sparse_tensor_has_parts(layout: str) -> None:
+    dense = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    block = (2, 2) if layout in ("bsr", "bsc") else None
+    sparse = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=block)
+    values, *indices = storages.list_parts(sparse)
+    assert values[values != 0].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert all(part.dtype is torch.int64 and part.device == dense.device for part in indices)
+
+
+@boundary("storages.list_parts")
+def test_parts_of_a_tensor_that_is_not_coalesced() -> None:
+    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
+    assert [part.tolist() for part in storages.list_parts(sparse)] == [[1.0, 2.0], [[0, 0]]]
