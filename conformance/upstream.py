@@ -1,7 +1,7 @@
 """Runs PyTorch's own device-generic test files on the device and on the CPU, from a checkout that the user names.
 
-    python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--limit SECONDS]
-        [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume | --retry] [--table FILE]
+    python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--one-dtype]
+        [--limit SECONDS] [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume | --retry] [--table FILE]
 
 Prints a table per file, and what contradicts the list of expected failures (`results/upstream_expected.tsv`), which makes
 the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; the latest of a test counts, so logs
@@ -18,7 +18,7 @@ import random
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from conformance.upstream_table import (
     write_page,
     write_table,
 )
-from conformance.upstream_worker import NOT_RUN, Limits, Outcome, TestFile
+from conformance.upstream_worker import DEVICE, NOT_RUN, Limits, Outcome, TestFile
 
 FILES = (
     "test_torch.py",
@@ -76,6 +76,8 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
     done = {outcome.test: outcome.status for outcome in read_outcomes(options.log) if outcome.file == file}
     chosen = choose(names, file, options)
     left = [name for name in chosen if (done.get(name) in UNLIKE_THE_CPU if options.retry else name not in done)]
+    if options.one_dtype:
+        left = take_one_of_each(draw(left, file, options.seed), done)
     for outcome in tests.run(left, Limits(options.limit, options.wall_limit)):
         append_outcome(options.log, outcome)
     connection.send(names)
@@ -93,6 +95,19 @@ def draw(names: Sequence[str], file: str, seed: int) -> list[str]:
     return shuffled
 
 
+def kind_of(name: str) -> str:
+    """What the tests of a method, and of an op where it has many, have in common: all but the device and the dtype."""
+    return name.partition(f"_{DEVICE}")[0]
+
+
+def take_one_of_each(names: Sequence[str], done: Collection[str]) -> list[str]:
+    """The first test of each kind of which none is done, in alphabetical order."""
+    known, firsts = set(map(kind_of, done)), dict[str, str]()
+    for name in names:
+        firsts.setdefault(kind_of(name), name)
+    return sorted(name for kind, name in firsts.items() if kind not in known)
+
+
 def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]], seed: int) -> str:
     """Says which tests of each file the outcomes are of: all, a sample drawn by the seed, the first, or others."""
     choices: dict[str, list[str]] = {}
@@ -104,6 +119,8 @@ def tell_choice(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]],
             choice = f"{len(tried)} tests drawn at random (`--sample {len(tried)} --seed {seed}`)"
         elif tried == set(all_names[: len(tried)]):
             choice = f"The first {len(tried)} tests"
+        elif set(map(kind_of, tried)) == set(map(kind_of, all_names)):
+            choice = "At least one test of those that differ in dtype alone (`--one-dtype`)"
         else:
             choice = f"{len(tried)} chosen tests"
         choices.setdefault(choice, []).append(file)
@@ -141,6 +158,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-k", default="", help="tests whose class and name match")
     parser.add_argument("--sample", type=int, help="so many tests of each file, at random")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--one-dtype", action="store_true", help="one test of those that differ in dtype alone")
     parser.add_argument("--limit", type=float, default=20.0, help="CPU seconds for a test on each device")
     parser.add_argument("--wall-limit", type=float, default=1200.0, help="seconds by the clock, for a test that waits")
     parser.add_argument("--jobs", type=int, default=1, help="files at once")

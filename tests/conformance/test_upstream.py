@@ -194,6 +194,16 @@ def test_a_larger_sample_has_the_smaller() -> None:
     assert (all_, matching) == (names, ["test_1"])
 
 
+def test_one_test_of_those_that_differ_in_dtype() -> None:
+    names = [f"T.test_{op}_dynaxla_{dtype}" for op in "abc" for dtype in ("float32", "int64")]
+    left = upstream.take_one_of_each(names[::-1], ["T.test_b_dynaxla_int64"])
+    assert left == ["T.test_a_dynaxla_int64", "T.test_c_dynaxla_int64"]
+    outcomes = [Outcome("test_x.py", test, SAME) for test in (*left, "T.test_b_dynaxla_int64")]
+    assert upstream.tell_choice(outcomes, {"test_x.py": names}, 0) == (
+        "At least one test of those that differ in dtype alone (`--one-dtype`) of test_x.py."
+    )
+
+
 def test_the_committed_list_can_be_read() -> None:
     for (file, _), reason in read_expected().items():
         assert file in upstream.FILES
