@@ -90,13 +90,33 @@ class AllowedRange:
         return self.lowest <= least and largest <= self.highest
 
 
+class _FoundRange:
+    """The least and the largest of what must lie in a range, which the device computes.
+
+    Attributes:
+        ends: what they are, once they were waited for.
+    """
+
+    __slots__ = ("_largest", "_least", "ends")
+
+    def __init__(self, least: torch.Tensor, largest: torch.Tensor) -> None:
+        self._least, self._largest = least, largest
+        self.ends: tuple[float, float] | None = None
+
+    def wait(self, client: PjrtClient) -> tuple[float, float]:
+        """The ends. Waits for the device."""
+        if self.ends is None:
+            ends = [download(client, storage_of(each).buffers[0]).item() for each in (self._least, self._largest)]
+            self.ends = ends[0], ends[1]
+        return self.ends
+
+
 @dataclass(frozen=True, slots=True)
 class _PendingRange:
-    """A range that the device computes, and the call that it is of."""
+    """A range that is to be looked at, and the call that it is of."""
 
     allowed: AllowedRange
-    least: torch.Tensor
-    largest: torch.Tensor
+    found: _FoundRange
     made_by: str
 
 
@@ -122,8 +142,11 @@ class ValueChecks:
                 continue
             values = self._available(allowed.values)
             if values is None:
-                self._defer(allowed, known)
-            elif not allowed.has(*(each.item() for each in allowed.compute(values))):
+                ends = self._found_before(allowed, known)
+            else:
+                least, largest = allowed.compute(values)
+                ends = least.item(), largest.item()
+            if ends is not None and not allowed.has(*ends):
                 return True
         return False
 
@@ -152,19 +175,36 @@ class ValueChecks:
             raise memory.make_error(error) from error
         return array.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def _defer(self, allowed: AllowedRange, known: FunctionalForm) -> None:
+    def _found_before(self, allowed: AllowedRange, known: FunctionalForm) -> tuple[float, float] | None:
+        """The ends of the values that an earlier call waited for; else None, and the device computes them."""
         if storage_of(allowed.values).is_empty:
-            return
-        if len(self._pending) >= MOST_PENDING:
-            self._check_oldest()
-        self._pending.append(_PendingRange(allowed, *allowed.compute(allowed.values), known.name + user_line()))
+            return None
+        found = self._range_of(allowed)
+        if found.ends is None:
+            if len(self._pending) >= MOST_PENDING:
+                self._check_oldest()
+            self._pending.append(_PendingRange(allowed, found, known.name + user_line()))
+        return found.ends
+
+    def _range_of(self, allowed: AllowedRange) -> _FoundRange:
+        """What the device computes; once for values that several ops take, until they are written."""
+        values = allowed.values
+        memory = storage_of(values)
+        place = values.dtype, values.shape, values.stride(), values.storage_offset()
+        found = None if allowed.prepare is not None or memory.ranges is None else memory.ranges.get(place)
+        if found is None:
+            held = memory.held
+            found = _FoundRange(*allowed.compute(values))
+            if allowed.prepare is None and memory.held is held:
+                memory.ranges = (memory.ranges or {}) | {place: found}
+        return found
 
     def _check_oldest(self) -> None:
         try:
             pending = self._pending.popleft()
         except IndexError:
             return  # another thread took it
-        least, largest = (self._number(each) for each in (pending.least, pending.largest))
+        least, largest = pending.found.wait(self._client)
         allowed = pending.allowed
         if not allowed.has(least, largest):
             found = least if least < allowed.lowest else largest
@@ -172,10 +212,6 @@ class ValueChecks:
                 f"{pending.made_by}: an index, a count or a number is {found}; {allowed.lowest} to {allowed.highest} are "
                 "allowed (found by the device while it ran; the results of the call have any values)"
             )
-
-    def _number(self, scalar: torch.Tensor) -> float:
-        memory = storage_of(scalar)
-        return download(self._client, memory.buffers[0]).item()
 
 
 Check = Callable[[Mapping[str, Any]], Iterator[AllowedRange]]

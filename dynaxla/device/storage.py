@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 import torch
@@ -49,6 +49,7 @@ class DeviceStorage:
         origin: what the array was copied from, on the host; None if that is not kept.
         is_kept: whether something that is no memory has the buffer, too.
         made_by: the op that made the buffer, with the user's line.
+        ranges: of values that index, by the tensor's place in the array, what the device found of them since the last write.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class DeviceStorage:
         "is_kept",
         "made_by",
         "origin",
+        "ranges",
         "spec",
     )
 
@@ -70,6 +72,7 @@ class DeviceStorage:
         self.origin: torch.Tensor | None = None
         self.is_kept = False
         self.made_by: str | None = None
+        self.ranges: dict[Hashable, Any] | None = None
         self._sharers: WeakSet[DeviceStorage] | None = None
         self._watchers: tuple[ref[WriteListener], ...] = ()
 
@@ -152,7 +155,7 @@ class DeviceStorage:
         """Replaces the buffer, and where `spec` is given what the array is; None: it lies in a corner that comes next."""
         if spec is not None:
             self.spec = spec
-        self._whole, self.corner, self.origin = buffer, None, None
+        self._whole, self.corner, self.origin, self.ranges = buffer, None, None, None
         self.made_by = made_by
         self.is_kept = False
         if self._sharers is not None:

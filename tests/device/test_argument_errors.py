@@ -283,6 +283,27 @@ def test_a_device_with_its_own_memory_raises_at_the_next_read(name: str) -> None
         torch.dynaxla.synchronize()
 
 
+def test_indices_are_looked_at_once_until_they_are_written() -> None:
+    """On a device with its own memory, whose ranges are computed by `aminmax`."""
+    checks, looked = device_in_use().eager.checks, mock.Mock(wraps=torch.aminmax)
+    with mock.patch.object(type(checks), "_available", return_value=None), mock.patch("torch.aminmax", looked):
+        rows, places = x(D, 6), at(D, 0, 1, 2, 5)
+        first, second = places[:2], places[2:]
+        for _ in range(3):
+            assert (rows[first] + rows[second]).shape == (2,)
+        torch.dynaxla.synchronize()
+        assert looked.call_count == 2  # each window
+        with pytest.raises(IndexError, match="index 5 is out of bounds"):
+            rows[:3][second]  # its range is known by now: eager's own error, at once
+        assert rows.gather(0, first).tolist() == rows.cpu()[:2].tolist()
+        places.add_(1)
+        with pytest.raises(IndexError, match="number is 6; -6 to 5 are allowed"):
+            rows[second].tolist()
+        assert looked.call_count == 3
+        places.clamp_(max=5)
+        assert rows[second].tolist() == rows.cpu()[[3, 5]].tolist()
+
+
 def test_collected_ops_raise_when_they_have_run() -> None:
     with dynaxla.device_mode("fused"):
         picked = x(D, 3)[at(D, 1, 2) * 2]
