@@ -187,7 +187,11 @@ class GraphCompiler:
                 return aot_autograd(  # type: ignore[no-any-return]
                     **self._compilers(make_compiler),
                     decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
-                    partition_fn=partial(partition_saving_padded, placement=self._placement),
+                    partition_fn=partial(
+                        partition_saving_padded,
+                        placement=self._placement,
+                        remakes_masks=self._target is not None and self._target.has_attention_kernels,
+                    ),
                 )(module, example_inputs)
 
         if tag is None:

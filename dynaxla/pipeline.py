@@ -20,6 +20,7 @@ from dynaxla.lowering.graph_lowering import GraphLowering
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
+from dynaxla.lowering.mask_segments import tell_segments
 from dynaxla.lowering.program_keys import graph_key, module_key
 from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
@@ -134,6 +135,8 @@ class Pipeline:
         if self.dump.enabled:
             self.dump.write("fx", str(graph))
         with self.tracing:
+            if self.client.platform == "tpu":
+                tell_segments(graph)
             return call_graph(graph)
 
     def _lower(self, calls: CallGraph) -> LinkedModule:

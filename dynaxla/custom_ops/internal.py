@@ -5,6 +5,8 @@ They are ordinary torch operators with an eager implementation, so that a graph 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -188,6 +190,82 @@ def _(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+@torch.library.custom_op("dynaxla::attention_of_segments", mutates_args=())
+def attention_of_segments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kept: list[Tensor],
+    ids: list[Tensor],
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """`attention` whose mask is told by rows, not by every query and key: what a kernel takes without such a mask in memory.
+
+    Args:
+        kept: bools [1 or b, 1, 1, k] or like them: a query attends to keys for which all hold.
+        ids: none, or two: integers of queries [1 or b, 1, q, 1] and of keys [1 or b, 1, 1, k], which must be equal.
+    """
+    results: tuple[Tensor, Tensor] = ATTENTION(query, key, value, _mask_of_segments(kept, ids), is_causal, scale)
+    return results
+
+
+@attention_of_segments.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kept: list[Tensor],
+    ids: list[Tensor],
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    results: tuple[Tensor, Tensor] = ATTENTION(query, key, value, None, is_causal, scale)
+    return results
+
+
+@torch.library.custom_op("dynaxla::attention_of_segments_backward", mutates_args=())
+def attention_of_segments_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kept: list[Tensor],
+    ids: list[Tensor],
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of query, key and value of `attention_of_segments`, given its results."""
+    mask = _mask_of_segments(kept, ids)
+    grads: tuple[Tensor, Tensor, Tensor] = ATTENTION_BACKWARD(
+        grad, query, key, value, mask, out, logsumexp, is_causal, scale
+    )
+    return grads
+
+
+@attention_of_segments_backward.register_fake
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kept: list[Tensor],
+    ids: list[Tensor],
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _mask_of_segments(kept: list[Tensor], ids: list[Tensor]) -> Tensor | None:
+    factors = [*kept, ids[0] == ids[1]] if ids else kept
+    return functools.reduce(torch.logical_and, factors) if factors else None
+
+
 @torch.library.custom_op("dynaxla::grouped_product", mutates_args=())
 def grouped_product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """Multiplies rows of input [s, k], in groups that end at offs [g], by their group's weight [g, k, n]; returns [s, n].
@@ -288,6 +366,8 @@ CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default
 GATHER_STRIDED = torch.ops.dynaxla.gather_strided.default
 ATTENTION = torch.ops.dynaxla.attention.default
 ATTENTION_BACKWARD = torch.ops.dynaxla.attention_backward.default
+ATTENTION_OF_SEGMENTS = torch.ops.dynaxla.attention_of_segments.default
+ATTENTION_OF_SEGMENTS_BACKWARD = torch.ops.dynaxla.attention_of_segments_backward.default
 GROUPED_PRODUCT = torch.ops.dynaxla.grouped_product.default
 GROUP_PRODUCTS = torch.ops.dynaxla.group_products.default
 SAMPLE_GRID = torch.ops.dynaxla.sample_grid.default

@@ -41,22 +41,24 @@ class FunctionCache:
         """The stored function of a call: of its body, or of torch-mlir."""
         if self.store is None or not is_own(target, body):
             return None
-        found = self.store.get(KIND, self._disk_key(body, key))
+        found = self.store.get(KIND, self._disk_key(target, body, key))
         return None if found is None else _unpack(found)
 
     def put(self, target: OpOverload, body: Body | None, key: FunctionKey, function: StablehloFunction) -> None:
         """Stores a function, unless it is of a body of the user's: nothing says what that computes."""
         if self.store is not None and is_own(target, body):
-            self.store.put(KIND, self._disk_key(body, key), _pack(function), {"op": str(target)})
+            self.store.put(KIND, self._disk_key(target, body, key), _pack(function), {"op": str(target)})
 
-    def _disk_key(self, body: Body | None, key: FunctionKey) -> Key:
-        by = "torch-mlir" if body is None else "body"
+    def _disk_key(self, target: OpOverload, body: Body | None, key: FunctionKey) -> Key:
+        own = core_table().records.get(target)
+        by = "torch-mlir" if body is None else "body" if own is None or own.body is body else "on_tpu"
         return Key.of(by=by, call=key, beside=self.beside)
 
 
 def is_own(target: OpOverload, body: Body | None) -> bool:
     """Whether a call is torch-mlir's, or a body's of this package."""
-    return body is None or core_table().bodies.get(target) is body
+    own = None if body is None else core_table().records.get(target)
+    return body is None or (own is not None and body in (own.body, own.on_tpu))
 
 
 def _pack(function: StablehloFunction) -> bytes:

@@ -68,7 +68,7 @@ class GraphLowering:
             if not self.choice.has_body(node):
                 raise LoweringError(f"torch-mlir fails on a call of {call.target}, which has no body")
         with self.tracing:
-            found |= self._by_bodies([call for call, _ in left.values()])
+            found |= self._by_bodies([call for call, _ in left.values()], is_sharded=graph.sharding is not None)
             if graph.sharding is None:
                 return found
             finisher = self._finisher
@@ -87,10 +87,11 @@ class GraphLowering:
             self._keep(None, call, function)
         return {key: function for key, function in known.items() if function is not None}
 
-    def _by_bodies(self, calls: Sequence[OpCall]) -> dict[str, StablehloFunction]:
-        bodies = self.choice.table.bodies
-        known = {call.key: self._known(bodies[call.target], call) for call in calls}
-        new = [(bodies[call.target], call) for call in calls if known[call.key] is None]
+    def _by_bodies(self, calls: Sequence[OpCall], *, is_sharded: bool) -> dict[str, StablehloFunction]:
+        records = self.choice.table.records
+        bodies = {call.key: records[call.target].body_on(self.platform, is_sharded=is_sharded) for call in calls}
+        known = {call.key: self._known(bodies[call.key], call) for call in calls}
+        new = [(bodies[call.key], call) for call in calls if known[call.key] is None]
         for (body, call), function in zip(new, lower_bodies(new, self._finisher) if new else (), strict=True):
             known[call.key] = function
             self._keep(body, call, function)

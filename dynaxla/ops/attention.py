@@ -7,6 +7,8 @@ dtype, as a TPU's matrix unit does. A query that attends to no key gives zeros, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,10 @@ from jax import Array, lax
 from dynaxla.bucketing.pad_rules import attention as attention_rules
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import argument, tensor_of
-from dynaxla.ops import aten_forms
+from dynaxla.ops import aten_forms, splash_attention
 from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.promotion import JNP_DTYPES, cast, opmath_dtype, torch_dtype
-from dynaxla.ops.record import OpFamily
+from dynaxla.ops.record import Body, OpFamily
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
@@ -43,32 +45,16 @@ def check_attention(node: torch.fx.Node) -> str | None:
     return "attention with dropout draws random numbers" if argument(node, "dropout_p") else None
 
 
-@OPS.op(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    check=check_attention,
-    pad=attention_rules.attention,
-    limits="without dropout",
-    as_aten=aten_forms.flash_attention_for_cpu,
-)
-def flash_attention_for_cpu(
-    query: Array,
-    key: Array,
-    value: Array,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Array | None = None,
-    scale: float | None = None,
+def attention_on_tpu(
+    query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array]:
-    del dropout_p  # the op's record refuses other values than 0
-    return attention(query, key, value, attn_mask, is_causal, scale)
+    """As `attention`, by a kernel where one takes the call."""
+    if mask is None and has_kernel(query, key):
+        return splash_attention.attend(query, key, value, None, is_causal, scale_factor(query, scale))
+    return attention(query, key, value, mask, is_causal, scale)
 
 
-@OPS.op(
-    internal.ATTENTION,
-    pad=attention_rules.attention,
-    as_aten=aten_forms.attention,
-)
+@OPS.op(internal.ATTENTION, pad=attention_rules.attention, as_aten=aten_forms.attention, on_tpu=attention_on_tpu)
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array]:
@@ -78,8 +64,7 @@ def attention(
         The output [b, h, q, v], and the logsumexp of the scores [b, h, q] in the computation dtype (minus infinity for a
         query that attends to no key), which the backward pass reads.
     """
-    scores_bytes = 4 * math.prod(query.shape[:-1]) * key.shape[2]
-    if query.shape[2] > _QUERY_BLOCK and scores_bytes > _MAX_SCORES_BYTES:
+    if _needs_blocks(query, key):
         return _attend_in_blocks(query, key, value, mask, is_causal, scale)
     return _attend(query, key, value, mask, is_causal, scale, 0)
 
@@ -109,54 +94,66 @@ def _attend_in_blocks(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array]:
     """Computes `attention` per block of queries, whose scores fit the processor's cache; all scores are never allocated."""
-    length = query.shape[2]
-    count = -(-length // _QUERY_BLOCK)
-    per_query = mask is not None and mask.shape[-2] == length
+    starts, (queries,), masks = _blocks([query], mask)
 
-    def blocks_of(x: Array) -> Array:
+    def attend(block: Any) -> tuple[Array, Array]:
+        first, some, its_mask = block
+        return _attend(some, key, value, mask if its_mask is None else its_mask, is_causal, scale, first)
+
+    output, logsumexp = lax.map(attend, (starts, queries, masks))
+    length = query.shape[2]
+    return _join(output, length), _join(logsumexp[..., None], length)[..., 0]
+
+
+def _needs_blocks(query: Array, key: Array) -> bool:
+    return query.shape[2] > _QUERY_BLOCK and 4 * math.prod(query.shape[:-1]) * key.shape[2] > _MAX_SCORES_BYTES
+
+
+def _blocks(rows: Sequence[Array], mask: Array | None) -> tuple[Array, list[Array], Array | None]:
+    """Per block of queries: the first one's position, what has a row for each query, and the mask if it has one, too.
+
+    Args:
+        rows: [b, h, q, n]. Those of the last block are filled up with zeros, whose gradients are zero.
+    """
+    length = rows[0].shape[2]
+    count = -(-length // _QUERY_BLOCK)
+
+    def split(x: Array) -> Array:
         """Pads and reshapes [..., queries, n] to [blocks, ..., queries per block, n]."""
         widths = [(0, 0)] * (x.ndim - 2) + [(0, count * _QUERY_BLOCK - length), (0, 0)]
         blocks = jnp.pad(x, widths).reshape(*x.shape[:-2], count, _QUERY_BLOCK, x.shape[-1])
         return jnp.moveaxis(blocks, -3, 0)
 
-    def attend(block: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
-        some, its_mask, first = block
-        return _attend(some, key, value, its_mask if per_query else mask, is_causal, scale, first)
-
-    firsts = jnp.arange(count, dtype=jnp.int32) * _QUERY_BLOCK
-    masks = blocks_of(mask) if mask is not None and per_query else None
-    output, logsumexp = lax.map(attend, (blocks_of(query), masks, firsts))
-    rows, sums = jnp.moveaxis(output, 0, 2), jnp.moveaxis(logsumexp, 0, 2)
-    return (
-        rows.reshape(*rows.shape[:2], -1, rows.shape[-1])[:, :, :length],
-        sums.reshape(*sums.shape[:2], -1)[:, :, :length],
-    )
+    starts = jnp.arange(count, dtype=jnp.int32) * _QUERY_BLOCK
+    masks = split(mask) if mask is not None and mask.shape[-2] == length else None
+    return starts, [split(each) for each in rows], masks
 
 
-@OPS.op(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    check=check_attention,
-    pad=attention_rules.attention_backward,
-    limits="without dropout",
-)
-def flash_attention_for_cpu_backward(
-    grad_out: Array,
+def _join(blocks: Array, length: int) -> Array:
+    """[b, h, q, n] of [blocks, b, h, queries per block, n], without the rows that fill up the last block."""
+    rows = jnp.moveaxis(blocks, 0, 2)
+    return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])[:, :, :length]
+
+
+def attention_backward_on_tpu(
+    grad: Array,
     query: Array,
     key: Array,
     value: Array,
+    mask: Array | None,
     out: Array,
     logsumexp: Array,
-    dropout_p: float,
     is_causal: bool,
-    *,
-    attn_mask: Array | None = None,
-    scale: float | None = None,
+    scale: float | None,
 ) -> tuple[Array, Array, Array]:
-    del dropout_p
-    return attention_backward(grad_out, query, key, value, attn_mask, out, logsumexp, is_causal, scale)
+    """As `attention_backward`, by a kernel where one takes the call."""
+    if mask is None and has_kernel(query, key):
+        factor = scale_factor(query, scale)
+        return splash_attention.attend_backward(grad, query, key, value, None, out, logsumexp, is_causal, factor)
+    return attention_backward(grad, query, key, value, mask, out, logsumexp, is_causal, scale)
 
 
-@OPS.op(internal.ATTENTION_BACKWARD, pad=attention_rules.attention_backward)
+@OPS.op(internal.ATTENTION_BACKWARD, pad=attention_rules.attention_backward, on_tpu=attention_backward_on_tpu)
 def attention_backward(
     grad: Array,
     query: Array,
@@ -173,20 +170,124 @@ def attention_backward(
     With p = exp(scores - logsumexp): dv = p' do, ds = p (do v' - sum(do out)), dq = ds k, dk = ds' q, as in
     Dao et al. 2022 (FlashAttention), algorithm 4.
     """
+    rows = (grad, query, out, logsumexp[..., None])
+    if _needs_blocks(query, key):
+        grads = _attend_backward_in_blocks(rows, key, value, mask, is_causal, scale)
+    else:
+        grads = _attend_backward(rows, key, value, mask, is_causal, scale, 0)
+    return tuple(each.astype(x.dtype) for each, x in zip(grads, (query, key, value), strict=True))  # type: ignore[return-value]
+
+
+def _attend_backward(
+    rows: Sequence[Array],
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    first: Array | int,
+) -> tuple[Array, Array, Array]:
+    """Computes `attention_backward`, in the computation dtype; for the causal mask the first query has position `first`.
+
+    Args:
+        rows: what has a row for each query: the gradient, the query, the output and the logsumexp [b, h, q, n].
+    """
+    grad, query, out, logsumexp = rows
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(query))]
-    factor = _factor(query, scale)
-    shift = jnp.where(jnp.isneginf(logsumexp), 0, logsumexp)[..., None]
-    weights = jnp.exp(_scores(query, key, mask, is_causal, scale) - shift)
+    shift = jnp.where(jnp.isneginf(logsumexp), 0, logsumexp)
+    weights = jnp.exp(_scores(query, key, mask, is_causal, scale, first) - shift)
     correction = jnp.sum(grad.astype(wide) * out.astype(wide), -1, keepdims=True)
-    slope = weights * (_grouped("bghqv,bgkv->bghqk", grad, value) - correction) * factor
+    slope = weights * (_grouped("bghqv,bgkv->bghqk", grad, value) - correction) * scale_factor(query, scale)
     weights, slope = weights.astype(query.dtype), slope.astype(query.dtype)
     grad_query = _grouped("bghqk,bgke->bghqe", slope, key)
     grad_key = _over_groups("bghqk,bghqe->bgke", slope, query, key.shape[1])
     grad_value = _over_groups("bghqk,bghqv->bgkv", weights, grad, key.shape[1])
-    return grad_query.astype(query.dtype), grad_key.astype(key.dtype), grad_value.astype(value.dtype)
+    return grad_query, grad_key, grad_value
 
 
-def _factor(query: Array, scale: float | None) -> float:
+def _attend_backward_in_blocks(
+    rows: Sequence[Array], key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float | None
+) -> tuple[Array, Array, Array]:
+    """Computes `attention_backward` per block of queries, over which the gradients of keys and values are summed."""
+    length = rows[0].shape[2]
+    starts, blocks, masks = _blocks(rows, mask)
+
+    def add_block(sums: tuple[Array, Array], block: Any) -> tuple[tuple[Array, Array], Array]:
+        first, its_rows, its_mask = block
+        of_query, *others = _attend_backward(
+            its_rows, key, value, mask if its_mask is None else its_mask, is_causal, scale, first
+        )
+        return (sums[0] + others[0], sums[1] + others[1]), of_query
+
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(key))]
+    zeros = jnp.zeros(key.shape, wide), jnp.zeros(value.shape, wide)
+    sums, of_queries = lax.scan(add_block, zeros, (starts, blocks, masks))
+    return _join(of_queries, length), *sums
+
+
+def has_kernel(query: Array, key: Array) -> bool:
+    """Whether a TPU's kernels compute attention of these, without a mask."""
+    return splash_attention.takes(query.shape, key.shape, str(query.dtype))
+
+
+def _for_cpu(attend: Body) -> Body:
+    """The body of torch's op of the CPU."""
+
+    def flash_attention_for_cpu(
+        query: Array,
+        key: Array,
+        value: Array,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        attn_mask: Array | None = None,
+        scale: float | None = None,
+    ) -> tuple[Array, Array]:
+        del dropout_p  # the op's record refuses other values than 0
+        return attend(query, key, value, attn_mask, is_causal, scale)  # type: ignore[no-any-return]
+
+    return flash_attention_for_cpu
+
+
+def _for_cpu_backward(attend: Body) -> Body:
+    def flash_attention_for_cpu_backward(
+        grad_out: Array,
+        query: Array,
+        key: Array,
+        value: Array,
+        out: Array,
+        logsumexp: Array,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        attn_mask: Array | None = None,
+        scale: float | None = None,
+    ) -> tuple[Array, Array, Array]:
+        del dropout_p
+        return attend(grad_out, query, key, value, attn_mask, out, logsumexp, is_causal, scale)  # type: ignore[no-any-return]
+
+    return flash_attention_for_cpu_backward
+
+
+OPS.op(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    check=check_attention,
+    pad=attention_rules.attention,
+    limits="without dropout",
+    as_aten=aten_forms.flash_attention_for_cpu,
+    on_tpu=_for_cpu(attention_on_tpu),
+)(_for_cpu(attention))
+OPS.op(
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    check=check_attention,
+    pad=attention_rules.attention_backward,
+    limits="without dropout",
+    on_tpu=_for_cpu_backward(attention_backward_on_tpu),
+)(_for_cpu_backward(attention_backward))
+
+
+def scale_factor(query: Array, scale: float | None) -> float:
+    """By what scores are multiplied."""
     return query.shape[-1] ** -0.5 if scale is None else scale
 
 
@@ -194,7 +295,7 @@ def _scores(
     query: Array, key: Array, mask: Array | None, is_causal: bool, scale: float | None, first: Array | int = 0
 ) -> Array:
     """Scaled and masked scores [b, h, q, k] in the computation dtype."""
-    scores = _grouped("bghqe,bgke->bghqk", query, key) * _factor(query, scale)
+    scores = _grouped("bghqe,bgke->bghqk", query, key) * scale_factor(query, scale)
     if is_causal:
         scores = jnp.where(_causal_mask(query.shape[2], key.shape[2], first), scores, -jnp.inf)
     if mask is None:

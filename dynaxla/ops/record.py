@@ -41,6 +41,7 @@ class Record:
         torch_mlir: findings about torch-mlir's lowering. A call takes the body if no finding is `right` in its dtypes, or
             another finding excludes it.
         as_aten: the aten form that torch-mlir lowers instead of the op; None: the op itself.
+        on_tpu: its JAX function in programs for a single TPU, which may call kernels that XLA cannot partition; None: `body`.
     """
 
     target: OpOverload
@@ -51,6 +52,11 @@ class Record:
     limits: str = ""
     torch_mlir: tuple[Finding, ...] = ()
     as_aten: Form | None = None
+    on_tpu: Body | None = None
+
+    def body_on(self, platform: str, *, is_sharded: bool) -> Body:
+        """Its JAX function in programs for a platform (JAX's name), of one device or of a mesh."""
+        return self.on_tpu if self.on_tpu is not None and platform == "tpu" and not is_sharded else self.body
 
     @property
     def lowered(self) -> frozenset[torch.dtype]:
@@ -85,6 +91,7 @@ class OpFamily:
         limits: str = "",
         torch_mlir: tuple[Finding, ...] = (),
         as_aten: Form | None = None,
+        on_tpu: Body | None = None,
     ) -> Callable[[_Function], _Function]:
         """Decorates the body of these overloads; the arguments are the attributes of `Record`.
 
@@ -96,7 +103,7 @@ class OpFamily:
         def register(body: _Function) -> _Function:
             for target in targets:
                 findings = (*read_findings().get(str(target), ()), *torch_mlir)
-                self._records.append(Record(target, body, pad, check, covered, limits, findings, as_aten))
+                self._records.append(Record(target, body, pad, check, covered, limits, findings, as_aten, on_tpu))
             return body
 
         return register

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.custom_ops import internal
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
@@ -19,10 +20,23 @@ from dynaxla.types import SAVED, SOURCE
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    internal.ATTENTION_BACKWARD,
+)
+_MASK = 4
+"""The place of the mask of `internal.ATTENTION_BACKWARD`; torch's op takes it by name."""
+_KEEP_NUMBERS = (aten.where.self, aten.expand.default, aten._to_copy.default, aten.clone.default)
 
 
 def partition_saving_padded(
-    joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, placement: InputPlacement | None = None, **given: Any
+    joint: GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    placement: InputPlacement | None = None,
+    remakes_masks: bool = False,
+    **given: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
 
@@ -30,11 +44,14 @@ def partition_saving_padded(
 
     Args:
         placement: which inputs are on a mesh.
+        remakes_masks: whether the backward makes masks of attention again, as kernels have to know what they are made of.
     """
     if placement is not None:
         placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _merge_in_the_backward(joint.graph)
+    if remakes_masks:
+        _remake_masks(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
     for module in (forward, backward) if twins else ():
@@ -121,6 +138,47 @@ def _merge_in_the_backward(graph: Graph) -> None:
         mark_backward(made)
         for reader in readers:
             reader.replace_input_with(node, made)
+
+
+def _remake_masks(graph: Graph) -> None:
+    """Masks of attention, of queries by keys, that the backward reads: it makes its own where they follow from integers."""
+    masks = {
+        node: _mask(node) for op in _ATTENTION_BACKWARD for node in graph.find_nodes(op="call_function", target=op)
+    }
+    made = {node: mask for node, mask in masks.items() if mask is not None and _follows_from_integers(mask)}
+    if made:
+        copies: dict[Node, Node] = {}
+        with graph.inserting_before(min(made)):
+            for reader, mask in made.items():
+                reader.replace_input_with(mask, _copy(graph, mask, copies))
+
+
+def _mask(reader: Node) -> Node | None:
+    """The mask of a gradient of attention, if the forward has it."""
+    mask = reader.args[_MASK] if reader.target is internal.ATTENTION_BACKWARD else reader.kwargs.get("attn_mask")
+    return mask if isinstance(mask, Node) and is_forward(mask) else None
+
+
+def _copy(graph: Graph, node: Node, copies: dict[Node, Node]) -> Node:
+    """A node of the backward that computes what one of the forward does, and all that it needs, but for inputs and sizes."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+        return node
+    if node not in copies:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: _copy(graph, each, copies))
+        made = copies[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        made.meta = dict(node.meta)
+        mark_backward(made)
+    return copies[node]
+
+
+def _follows_from_integers(node: Node) -> bool:
+    """Whether integers, bools and plain numbers determine a node, so that it costs little beside what it saves."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return not isinstance(value, torch.Tensor) or node.op == "call_function"
+    if value.is_floating_point() and node.target not in _KEEP_NUMBERS:
+        return False
+    return node.op != "call_function" or all(map(_follows_from_integers, node.all_input_nodes))
 
 
 def _merges(node: Node) -> bool:

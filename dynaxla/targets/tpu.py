@@ -24,7 +24,13 @@ LANE_FRIENDLY = Default(multiple_of=LANES)
 _FILLS_LANES = Default(exact_up_to=1, multiple_of=LANES)
 JOINT_LANE_FRIENDLY = JointPolicies(prompt=_FILLS_LANES, once=_FILLS_LANES, more_often=_FILLS_LANES)
 
-_TPU = Target("tpu", policy=LANE_FRIENDLY, joint=JOINT_LANE_FRIENDLY, joint_unknown=JOINT_LANE_FRIENDLY)
+_TPU = Target(
+    "tpu",
+    policy=LANE_FRIENDLY,
+    joint=JOINT_LANE_FRIENDLY,
+    joint_unknown=JOINT_LANE_FRIENDLY,
+    has_attention_kernels=True,
+)
 
 _TO_COMPILE = {  # compiling uses no chip, so two processes may load libtpu
     "TPU_SKIP_MDS_QUERY": "1",

@@ -47,6 +47,7 @@ FAMILIES = {
     "resampling": "resampling padding grid_sampling",
     "spectral": "fft linalg factorizations distances",
     "segments": "segments",
+    "segments of attention": "segment_attention",  # tests/ops/test_splash_attention.py
     "histograms": "histograms",
     "pointwise": """
         activations activation_gradients arithmetic bounds_and_rounding casting division logic powers transcendental matrix

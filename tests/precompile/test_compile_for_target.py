@@ -151,6 +151,34 @@ def test_flops_and_bytes_are_those_of_the_model() -> None:
     assert report.accessed_bytes >= weights_and_input
 
 
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def long_rows(length: int) -> list[torch.Tensor]:
+    """Queries of sixteen heads, keys and values of eight, in bfloat16."""
+    return [torch.empty(1, heads, length, 128, dtype=torch.bfloat16, device="meta") for heads in (16, 8, 8)]
+
+
+@needs_libtpu
+def test_attention_makes_no_array_of_queries_by_keys() -> None:
+    """By a kernel: what is left is one number for each query in all lanes, and the layout of its results."""
+    length = 4096
+    (report,) = dynaxla.compile_for_target(attend, long_rows(length), target=TARGET)
+    assert report.memory.temporaries_bytes < 16 * length * 128 * 4 * 1.1
+    assert report.accessed_bytes < 16 * length * length
+
+
+@needs_libtpu
+@pytest.mark.long
+def test_gradients_of_attention_make_none_either() -> None:
+    length = 4096
+    given = [each.requires_grad_() for each in long_rows(length)]
+    _, backward = dynaxla.compile_for_target(attend, given, target=TARGET, train=True)
+    assert backward.memory.temporaries_bytes < 16 * length * length
+    assert backward.accessed_bytes < 16 * length * length * 4
+
+
 @needs_libtpu
 def test_every_graph_and_part_is_compiled_once_and_the_call_goes_on() -> None:
     seen: list[torch.Tensor] = []
