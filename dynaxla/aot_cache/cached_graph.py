@@ -30,6 +30,7 @@ from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
 from dynaxla.torch_api.capture_cache import CachedCode, NotUsable, get_shared, is_packaging
+from dynaxla.torch_api.capture_state import is_guarded_by_memory
 
 logger = logging.getLogger("dynaxla")
 
@@ -66,6 +67,10 @@ class CachedGraph(CachedCode):
             builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None
         try:
+            if is_guarded_by_memory() and not packaged:
+                raise CannotPickle(
+                    "torch guards on how its inputs share memory, of which a stored capture says nothing"
+                )
             recipe = serialize_graph(graph, builder.policies, builder.options, builder.origin.what)
         except CannotPickle as error:
             if packaged:

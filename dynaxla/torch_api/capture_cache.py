@@ -150,8 +150,8 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
     wanted when the capture ends. Other captures are stored when their backward is compiled, at its first run at the latest:
     torch does that by itself.
 
-    Keys have nothing of Inductor's: see `_describe_graph`. Relies on `AOTAUTOGRAD_CACHE_PREFIX`, and on
-    `iterate_over_candidates` for what `Lookup.read` says.
+    Keys have nothing of Inductor's: see `_describe_graph`. Relies on `AOTAUTOGRAD_CACHE_PREFIX`, on `iterate_over_candidates`
+    for what `Lookup.read` says, and on `warn_once`, which only says what authors of tensor subclasses might do.
     """
     whole = is_packaging() or is_precompile_cached()
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": whole}
@@ -163,12 +163,17 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
             during.enter_context(_random_keys())
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
         during.enter_context(patch.object(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", _KEY_PREFIX))
+        during.enter_context(patch.object(autograd_cache, "warn_once", _say_nothing))
         during.enter_context(patch.object(AOTAutogradCache, "iterate_over_candidates", lookup.read))
         during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
         yield lookup
+
+
+def _say_nothing(text: str) -> None:
+    """Stands for `warn_once`."""
 
 
 def _describe_graph(
