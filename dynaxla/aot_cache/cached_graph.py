@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaxla.aot_cache.bucket_calls import call_at_declared_buckets
+from dynaxla.aot_cache.capture_directory import CaptureDirectory
 from dynaxla.aot_cache.serialized_graph import (
     CannotPickle,
     SerializedGraph,
@@ -88,6 +89,11 @@ class CachedGraph(CachedCode):
         call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
         assert recipe is not None
         return cls(_content(recipe, bundle, warm_start, builder), function)
+
+    def prepare_for_serialization(self) -> None:
+        super().prepare_for_serialization()
+        if self.content is not None and not is_packaging():
+            CaptureDirectory().count(self.content)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         try:

@@ -100,17 +100,19 @@ class Lookup:
     """One look-up of a capture, of whose key there may be several entries, for sizes that other guards hold for.
 
     Attributes:
+        folder: the key's folder, which need not exist; None before the look-up.
         entry: the entry that torch read last, which is the one that it takes if it takes any; None before there is one.
         unreadable: why entries could not be unpickled, which are removed.
     """
 
+    folder: Path | None = None
     entry: Path | None = None
     unreadable: list[str] = field(default_factory=list)
 
     def read(self, local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
         """Stands for `AOTAutogradCache.iterate_over_candidates`, which leaves what it cannot read, and warns of it in every
         process. Gives an entry, its content, and whether it is of the disk."""
-        folder = Path(AOTAutogradCache._get_tmp_dir_for_key(key))
+        folder = self.folder = Path(AOTAutogradCache._get_tmp_dir_for_key(key))
         for self.entry in sorted(folder.glob("[!.]*")) if local else ():  # the others are being written
             with suppress(OSError):  # another process has just removed it
                 content = self.entry.read_bytes()
