@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dynaxla.cache.directory import Directory, EntryFile, make_room
 from dynaxla.cache.size_journal import Journal
-from dynaxla.torch_api.capture_cache import find_key_folders, folder
+from dynaxla.torch_api.capture_cache import captures_folder, find_key_folders
 
 MAX_BYTES = 1 << 30
 """Of this package's captures in torch's folder."""
@@ -22,8 +22,9 @@ class CaptureDirectory(Directory):
     """The captures of this package: an entry is the folder of a key, in which is a file for each set of guards on sizes."""
 
     def __init__(self) -> None:
-        super().__init__(folder())
-        self.entries = self.root / "aotautograd"
+        entries = captures_folder()
+        super().__init__(entries.parent)
+        self.entries = entries
         self.lock, self.journal = self.entries / ".dynaxla-lock", Journal(self.entries / ".dynaxla-journal")
 
     def count(self, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -68,12 +69,13 @@ def find_tag(module: GraphModule, builder: GraphBuilder, inputs: Sequence[Any], 
 
 
 def find_distrust() -> str | None:
-    """Why torch's folder of captures is not believed: what is read there is code."""
+    """Why torch's folder of captures is not used: what is read there is code, and torch warns of what it cannot write there."""
     folder = capture_cache.folder()
     try:
-        return find_distrust_of(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
+        told = find_distrust_of(folder, read_only=False, variable=capture_cache.FOLDER_VARIABLE)
     except OSError as error:
         return f"{folder} is not used: {error.strerror}"
+    return told or (None if os.access(folder, os.W_OK) else f"{folder} is not used: it cannot be written to")
 
 
 def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str | None:

@@ -265,10 +265,14 @@ def folder() -> Path:
     return Path(cache_dir())
 
 
+def captures_folder() -> Path:
+    """Returns the folder of captures in AOTAutograd's cache folder. Relies on `AOTAutogradCache._get_tmp_dir`."""
+    return Path(AOTAutogradCache._get_tmp_dir())
+
+
 def find_key_folders() -> list[Path]:
-    """Returns the folders of this package's captures in AOTAutograd's cache, one for each key. Relies on
-    `AOTAutogradCache._get_tmp_dir`, which names the folder."""
-    return list(Path(AOTAutogradCache._get_tmp_dir()).glob(f"{_KEY_PREFIX}*"))
+    """Returns the folders of this package's captures in AOTAutograd's cache, one for each key."""
+    return list(captures_folder().glob(f"{_KEY_PREFIX}*"))
 
 
 def is_packaging() -> bool:

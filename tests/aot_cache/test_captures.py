@@ -349,12 +349,28 @@ def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> No
 
 
 @torch.no_grad()
-def test_captures_are_not_kept_unasked(captures: Path, recorder: Recorder) -> None:
+def test_a_folder_that_cannot_be_written_to_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recorder: Recorder
+) -> None:
+    """The graph is compiled, and nobody is warned."""
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     x = torch.randn(5, 8)
-    with recorder.expect(captures_loaded=0):
-        for _ in range(2):
-            assert_close(compile_anew(mlp(), captures=False)(x), mlp()(x))
+    with recorder.expect(compiles=1, captures_loaded=0):
+        assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert "is not used" in dynaxla.read_metrics().captures_not_kept[-1]
+    assert not [each for each in caplog.records if each.name.startswith("torch._functorch")]
+
+
+@torch.no_grad()
+def test_an_option_switches_it_off(captures: Path, recorder: Recorder) -> None:
+    """In a process that finds captures too; without it they are stored."""
+    x = torch.randn(5, 8)
+    compile_anew(mlp(), captures=False)(x)
     assert not captures.exists()
+    for kept, loaded in ((True, 0), (False, 0), (True, 1)):
+        options = {} if kept else {"captures": False}
+        with recorder.expect(captures_loaded=loaded):
+            assert_close(compile_anew(mlp(), **options)(x), mlp()(x))
 
 
 @torch.no_grad()
