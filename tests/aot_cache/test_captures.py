@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dynaxla
-from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph, serialized_graph
 from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
 from dynaxla.cache.key import Key
@@ -193,8 +192,8 @@ def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeyp
         assert pickle.loads(data).stored is None
     finally:
         torch.set_default_dtype(torch.float32)
-    registered = shared.shared_here().registered
-    another = dataclasses.replace(shared.shared_here(), registered=OpRegistry(registered.current.with_records([])))
+    own = cached_graph.shared_here()
+    another = dataclasses.replace(own, registered=OpRegistry(own.registered.current.with_records([])))
     monkeypatch.setattr(cached_graph, "shared_here", lambda: another)
     found = pickle.loads(data)
     assert found.stored is None
@@ -210,11 +209,8 @@ def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch
     contents = [unpack_content(each.content or b"") for each in (one, other)]
     mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
-    monkeypatch.setattr(
-        cached_graph,
-        "shared_here",
-        lambda: dataclasses.replace(shared.shared_here(), executables=ExecutableCache(None)),
-    )
+    own = dataclasses.replace(cached_graph.shared_here(), executables=ExecutableCache(None))
+    monkeypatch.setattr(cached_graph, "shared_here", lambda: own)
     loaded.post_compile((), None, {})
     with pytest.raises(PackageError, match="another one than what was saved"):
         loaded([torch.ones(3)])
