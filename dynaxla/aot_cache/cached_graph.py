@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaxla.aot_cache.bucket_calls import call_at_declared_buckets
+from dynaxla.aot_cache.capture_directory import CaptureDirectory
 from dynaxla.aot_cache.serialized_graph import (
     CannotPickle,
     SerializedGraph,
@@ -30,6 +31,7 @@ from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
 from dynaxla.torch_api.capture_cache import CachedCode, NotUsable, get_shared, is_packaging
+from dynaxla.torch_api.capture_state import is_guarded_by_memory
 
 logger = logging.getLogger("dynaxla")
 
@@ -66,6 +68,10 @@ class CachedGraph(CachedCode):
             builder = replace(builder, options=replace(builder.options, compile="now"))
         recipe: bytes | None = None
         try:
+            if is_guarded_by_memory() and not packaged:
+                raise CannotPickle(
+                    "torch guards on how its inputs share memory, of which a stored capture says nothing"
+                )
             recipe = serialize_graph(graph, builder.policies, builder.options, builder.origin.what)
         except CannotPickle as error:
             if packaged:
@@ -83,6 +89,11 @@ class CachedGraph(CachedCode):
         call_at_declared_buckets(function, inputs, builder.policies, builder.options.max_executables)
         assert recipe is not None
         return cls(_content(recipe, bundle, warm_start, builder), function)
+
+    def prepare_for_serialization(self) -> None:
+        super().prepare_for_serialization()
+        if self.content is not None and not is_packaging():
+            CaptureDirectory().count(self.content)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         try:

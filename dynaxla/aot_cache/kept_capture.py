@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
 
 from dynaxla.aot_cache.cached_graph import CachedGraph
-from dynaxla.cache.directory import KEPT_SHARE
+from dynaxla.aot_cache.capture_directory import CaptureDirectory
 from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.graph_builder import GraphBuilder, GraphFunction
 from dynaxla.isolation.forking import new_lock
 from dynaxla.passes.manager import CapturedGraph
 from dynaxla.torch_api.capture_cache import (
     Lookup,
-    find_key_folders,
     is_packaging,
     make_cacheable_compiler,
     share_in_capture,
@@ -29,9 +25,6 @@ from dynaxla.torch_api.capture_cache import (
 from dynaxla.torch_api.capture_state import CaptureState
 
 logger = logging.getLogger("dynaxla")
-
-MAX_BYTES = 1 << 30
-"""Of this package's captures in torch's folder."""
 
 Convert = Callable[[GraphModule], CapturedGraph]
 CaptureBy = Callable[[Callable[[Convert], Any]], Callable[..., Any]]
@@ -68,7 +61,7 @@ class KeptCapture:
         if is_packaging():
             return function
         if not self._loaded:
-            make_room_for_captures()
+            CaptureDirectory().keep_bound(self._lookup.folder)
             return function
         self._lookup.touch()
         return self._recover(function)
@@ -145,24 +138,3 @@ class KeptCapture:
         line = f"{self.builder.origin.what}: {why}"
         self.builder.shared.recorder.note(captures_discarded=line)
         logger.info("a stored capture was of no use, and made anew: %s", line)
-
-
-def make_room_for_captures(max_bytes: int = MAX_BYTES) -> int:
-    """Removes the captures that were used least recently, of this package alone, until they are below their bound; gives how
-    many keys' entries that were. Processes that are at it at the same time remove the same ones.
-
-    Args:
-        max_bytes: the bound.
-    """
-    found: list[tuple[int, int, Path]] = []
-    for folder in find_key_folders():
-        with suppress(OSError):  # another process has just removed it
-            used_ns, entries = folder.stat().st_mtime_ns, list(folder.iterdir())
-            found.append((used_ns, sum(entry.stat().st_size for entry in entries), folder))
-    total, removed = sum(size for _, size, _ in found), 0
-    for _, size, folder in sorted(found) if total > max_bytes else ():
-        if total <= KEPT_SHARE * max_bytes:
-            break
-        shutil.rmtree(folder, ignore_errors=True)
-        total, removed = total - size, removed + 1
-    return removed

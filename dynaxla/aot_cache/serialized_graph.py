@@ -74,7 +74,7 @@ def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Opt
         raise CannotPickle(f"{effects[0].args[1]} has an effect, and torch does not order the effects of loaded graphs")
     if objects := list(dict.fromkeys(filter(None, map(opaque_class_of, graph.module.graph.nodes)))):
         raise CannotPickle(f"it takes an object that is of this process alone: {', '.join(objects)}")
-    module = GraphModule(graph.module, copy_graph(graph.module.graph))
+    module = graph_module(graph.module, copy_graph(graph.module.graph))
     module.meta = {}
     kept = (
         graph.kind,

@@ -141,13 +141,13 @@ class Directory:
             return
 
 
-def make_room(directory: Directory, max_bytes: int, *, keep: Path) -> int:
+def make_room(directory: Directory, max_bytes: int, *, keep: Path | None) -> int:
     """Counts a directory and removes entries until it is below its bound; gives how many.
 
     Where another process is at it already, nothing is done.
 
     Args:
-        keep: the entry that has just been written.
+        keep: the entry that has just been written, None where it is not known.
     """
     with hold(directory.lock, 0) as held:
         if not held:

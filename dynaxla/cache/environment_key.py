@@ -47,7 +47,8 @@ class Environment:
     @property
     def torch(self) -> Mapping[str, str]:
         """torch's settings of now, in this thread, that decide which ops a function is made of, or of what dtype; and which
-        process of several this is, as the graph of a DTensor has what this one does of it."""
+        process of several this is, as the graph of a DTensor has what this one does of it, and who is in the groups whose names
+        a graph has."""
         return torch_settings()
 
 
@@ -56,8 +57,10 @@ def torch_settings() -> Mapping[str, str]:
     import torch
 
     from dynaxla.torch_api.autocast_lists import autocast_state
+    from dynaxla.torch_api.c10d import list_groups
 
-    cuda, several = torch.backends.cuda, torch.distributed.is_available() and torch.distributed.is_initialized()
+    cuda, einsum = torch.backends.cuda, torch.backends.opt_einsum
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
     deterministic = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -72,10 +75,11 @@ def torch_settings() -> Mapping[str, str]:
         "autocast": str(autocast_state()),
         "deterministic": str(deterministic),
         "float32 products": torch.get_float32_matmul_precision(),
-        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "libraries": str((torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled)),
+        "einsum": str((einsum.enabled, einsum.strategy)),
         "fast path of attention": str(torch.backends.mha.get_fastpath_enabled()),
         "attentions": str([enabled() for enabled in attentions]),
-        "process": str((torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else None),
+        "process": str((torch.distributed.get_rank(), list_groups()) if several else None),
     }
 
 

@@ -224,6 +224,16 @@ def host_of_store(store: Any) -> str | None:
     return str(store.host) if isinstance(store, _stores().TCPStore) else None
 
 
+def list_groups() -> list[tuple[str, list[int]]]:
+    """Returns the name and the members' ranks of each group that this process knows, by name: that of all is among them.
+
+    Relies on `torch.distributed.distributed_c10d._world.pg_names` and `_world.pg_group_ranks`.
+    """
+    from torch.distributed.distributed_c10d import _world
+
+    return sorted((str(_world.pg_names[group]), sorted(ranks)) for group, ranks in _world.pg_group_ranks.items())
+
+
 def find_group(groups: list[int], size: int, ranks: list[int]) -> str:
     """The name of this process's group of several. Relies on `torch.distributed.distributed_c10d._world.pg_group_ranks`.
 

@@ -100,17 +100,19 @@ class Lookup:
     """One look-up of a capture, of whose key there may be several entries, for sizes that other guards hold for.
 
     Attributes:
+        folder: the key's folder, which need not exist; None before the look-up.
         entry: the entry that torch read last, which is the one that it takes if it takes any; None before there is one.
         unreadable: why entries could not be unpickled, which are removed.
     """
 
+    folder: Path | None = None
     entry: Path | None = None
     unreadable: list[str] = field(default_factory=list)
 
     def read(self, local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
         """Stands for `AOTAutogradCache.iterate_over_candidates`, which leaves what it cannot read, and warns of it in every
         process. Gives an entry, its content, and whether it is of the disk."""
-        folder = Path(AOTAutogradCache._get_tmp_dir_for_key(key))
+        folder = self.folder = Path(AOTAutogradCache._get_tmp_dir_for_key(key))
         for self.entry in sorted(folder.glob("[!.]*")) if local else ():  # the others are being written
             with suppress(OSError):  # another process has just removed it
                 content = self.entry.read_bytes()
@@ -150,8 +152,8 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
     wanted when the capture ends. Other captures are stored when their backward is compiled, at its first run at the latest:
     torch does that by itself.
 
-    Keys have nothing of Inductor's: see `_describe_graph`. Relies on `AOTAUTOGRAD_CACHE_PREFIX`, and on
-    `iterate_over_candidates` for what `Lookup.read` says.
+    Keys have nothing of Inductor's: see `_describe_graph`. Relies on `AOTAUTOGRAD_CACHE_PREFIX`, on `iterate_over_candidates`
+    for what `Lookup.read` says, and on `warn_once`, which only says what authors of tensor subclasses might do.
     """
     whole = is_packaging() or is_precompile_cached()
     patched = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": whole}
@@ -163,12 +165,17 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
             during.enter_context(_random_keys())
         during.enter_context(patch.object(AOTAutogradCacheDetails, "_init_fx_graph_hash_details", _describe_graph))
         during.enter_context(patch.object(autograd_cache, "AOTAUTOGRAD_CACHE_PREFIX", _KEY_PREFIX))
+        during.enter_context(patch.object(autograd_cache, "warn_once", _say_nothing))
         during.enter_context(patch.object(AOTAutogradCache, "iterate_over_candidates", lookup.read))
         during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
         yield lookup
+
+
+def _say_nothing(text: str) -> None:
+    """Stands for `warn_once`."""
 
 
 def _describe_graph(
@@ -258,10 +265,14 @@ def folder() -> Path:
     return Path(cache_dir())
 
 
+def captures_folder() -> Path:
+    """Returns the folder of captures in AOTAutograd's cache folder. Relies on `AOTAutogradCache._get_tmp_dir`."""
+    return Path(AOTAutogradCache._get_tmp_dir())
+
+
 def find_key_folders() -> list[Path]:
-    """Returns the folders of this package's captures in AOTAutograd's cache, one for each key. Relies on
-    `AOTAutogradCache._get_tmp_dir`, which names the folder."""
-    return list(Path(AOTAutogradCache._get_tmp_dir()).glob(f"{_KEY_PREFIX}*"))
+    """Returns the folders of this package's captures in AOTAutograd's cache, one for each key."""
+    return list(captures_folder().glob(f"{_KEY_PREFIX}*"))
 
 
 def is_packaging() -> bool:

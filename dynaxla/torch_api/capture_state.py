@@ -1,19 +1,27 @@
-"""The state of torch in which Dynamo hands a graph to its backend, in which the graph can be captured again later."""
+"""The state of torch in which Dynamo hands a graph to its backend: what is in no key of it, and how the graph is captured in it
+again."""
 
 from __future__ import annotations
 
 import contextvars
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._functorch import config as _functorch_config
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 
 from dynaxla.torch_api.autocast_lists import autocast_state
 from dynaxla.torch_api.dynamo import compile_lock
+
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_TRACED = ("Autograd", "Autocast", "Composite", "Functionalize", "FuncTorch")
+"""How the names of dispatch keys begin whose kernels run while a graph is traced: of others the shapes alone are asked for."""
 
 
 class CaptureState:
@@ -48,3 +56,30 @@ class CaptureState:
                 state.enter_context(torch.autocast(device, dtype, cache_enabled=self._keeps_casts))
             state.enter_context(_functorch_config.patch(force_non_lazy_backward_lowering=True))
             return capture()
+
+
+def find_replaced_formula() -> str | None:
+    """Returns an op of torch's for which a kernel or a decomposition of the user's runs while a graph is traced.
+
+    Relies on `torch.library._impls`, the kernels of Python by "aten/gelu/AutogradCPU"; on the text of `_dispatch_dump`, which
+    has the file of each; and on `torch._decomp.decomposition_table`.
+    """
+    for name in tuple(torch.library._impls):  # other threads may add to it
+        space, op, key = name.split("/")
+        if space == "aten" and key.startswith(_TRACED):
+            files = re.findall(r"registered at (\S+\.py):", torch._C._dispatch_dump(f"aten::{op}"))
+            if not all(file.startswith(_OWN) for file in files):
+                return f"aten.{op}"
+    for overload, decompose in tuple(decomposition_table.items()):
+        if decompose.__module__.partition(".")[0] not in ("torch", "dynaxla"):
+            return str(overload)
+    return None
+
+
+def is_guarded_by_memory() -> bool:
+    """Whether AOTAutograd guards on how inputs of the current capture share memory. A stored capture does not say so.
+
+    Relies on `TracingContext.guards_context.aotautograd_guards`.
+    """
+    context = TracingContext.try_get()
+    return context is not None and bool(context.guards_context.aotautograd_guards)

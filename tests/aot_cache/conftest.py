@@ -9,6 +9,7 @@ import pytest
 
 from dynaxla import backend
 from dynaxla import runtime_state as shared
+from dynaxla.aot_cache import cached_graph
 from dynaxla.cache.store import Store
 from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.ops.table import OpRegistry, core_table
@@ -25,5 +26,6 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         registered=OpRegistry(core_table()),  # whatever other tests registered
     )
     monkeypatch.setattr(backend, "process", lambda: own)
+    monkeypatch.setattr(cached_graph, "shared_here", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     return tmp_path / "torch" / "aotautograd"

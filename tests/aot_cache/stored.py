@@ -14,7 +14,7 @@ from tests.tolerances import assert_close
 
 def compile_anew(function: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options={"captures": True, **options})
+    return torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options)
 
 
 def mlp() -> torch.nn.Module:

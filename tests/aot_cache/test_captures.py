@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dynaxla
-from dynaxla import runtime_state as shared
 from dynaxla.aot_cache import cached_graph, serialized_graph
 from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
 from dynaxla.cache.key import Key
@@ -193,8 +192,8 @@ def test_what_is_known_of_a_graph_holds_where_passes_would_find_the_same(monkeyp
         assert pickle.loads(data).stored is None
     finally:
         torch.set_default_dtype(torch.float32)
-    registered = shared.shared_here().registered
-    another = dataclasses.replace(shared.shared_here(), registered=OpRegistry(registered.current.with_records([])))
+    own = cached_graph.shared_here()
+    another = dataclasses.replace(own, registered=OpRegistry(own.registered.current.with_records([])))
     monkeypatch.setattr(cached_graph, "shared_here", lambda: another)
     found = pickle.loads(data)
     assert found.stored is None
@@ -210,11 +209,8 @@ def test_the_graph_of_another_sketch_is_an_error(monkeypatch: pytest.MonkeyPatch
     contents = [unpack_content(each.content or b"") for each in (one, other)]
     mixed = CachedGraph(pack_content(contents[1][0], None, contents[0][2]), None)
     loaded = pickle.loads(pickle.dumps(mixed))
-    monkeypatch.setattr(
-        cached_graph,
-        "shared_here",
-        lambda: dataclasses.replace(shared.shared_here(), executables=ExecutableCache(None)),
-    )
+    own = dataclasses.replace(cached_graph.shared_here(), executables=ExecutableCache(None))
+    monkeypatch.setattr(cached_graph, "shared_here", lambda: own)
     loaded.post_compile((), None, {})
     with pytest.raises(PackageError, match="another one than what was saved"):
         loaded([torch.ones(3)])
@@ -349,12 +345,28 @@ def test_a_folder_that_others_can_write_to_is_not_believed(captures: Path) -> No
 
 
 @torch.no_grad()
-def test_captures_are_not_kept_unasked(captures: Path, recorder: Recorder) -> None:
+def test_a_folder_that_cannot_be_written_to_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recorder: Recorder
+) -> None:
+    """The graph is compiled, and nobody is warned."""
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     x = torch.randn(5, 8)
-    with recorder.expect(captures_loaded=0):
-        for _ in range(2):
-            assert_close(compile_anew(mlp(), captures=False)(x), mlp()(x))
+    with recorder.expect(compiles=1, captures_loaded=0):
+        assert_close(compile_anew(mlp())(x), mlp()(x))
+    assert "is not used" in dynaxla.read_metrics().captures_not_kept[-1]
+    assert not [each for each in caplog.records if each.name.startswith("torch._functorch")]
+
+
+@torch.no_grad()
+def test_an_option_switches_it_off(captures: Path, recorder: Recorder) -> None:
+    """In a process that finds captures too; without it they are stored."""
+    x = torch.randn(5, 8)
+    compile_anew(mlp(), captures=False)(x)
     assert not captures.exists()
+    for kept, loaded in ((True, 0), (False, 0), (True, 1)):
+        options = {} if kept else {"captures": False}
+        with recorder.expect(captures_loaded=loaded):
+            assert_close(compile_anew(mlp(), **options)(x), mlp()(x))
 
 
 @torch.no_grad()

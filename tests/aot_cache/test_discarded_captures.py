@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dynaxla
-from dynaxla.aot_cache import cached_graph, kept_capture
+from dynaxla.aot_cache import cached_graph, capture_directory
 from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
 from dynaxla.cache.entry import MAGIC
 from dynaxla.errors import PackageError
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("captures")
 
 
 def damage(folder: Path, change: Callable[[bytes], bytes]) -> None:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = list(folder.glob("dynaxla-*/*"))
     assert files
     for path in files:
         path.write_bytes(change(path.read_bytes()))
@@ -92,9 +92,7 @@ def test_the_captures_that_were_used_least_recently_go(
 
     find(0, loaded=0)
     size = sum(path.stat().st_size for path in captures.glob("dynaxla-*/*"))
-    monkeypatch.setattr(
-        kept_capture, "make_room_for_captures", functools.partial(kept_capture.make_room_for_captures, 5 * size // 2)
-    )
+    monkeypatch.setattr(capture_directory, "MAX_BYTES", 5 * size // 2)
     find(1, loaded=0)
     find(0, loaded=1)
     find(2, loaded=0)

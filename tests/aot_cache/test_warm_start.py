@@ -58,7 +58,7 @@ def _net() -> nn.Module:
 
 def _compiled(net: nn.Module, **options: Any) -> Any:
     torch._dynamo.reset()
-    return torch.compile(net, backend="dynaxla", dynamic=True, options={"captures": True, **options})
+    return torch.compile(net, backend="dynaxla", dynamic=True, options=options)
 
 
 @torch.no_grad()

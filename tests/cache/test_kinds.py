@@ -88,20 +88,32 @@ def test_torchs_settings_are_in_the_keys_of_captures() -> None:
             assert CAPTURE.key(Options(), HERE) != key
     with torch.inference_mode():
         assert CAPTURE.key(Options(), HERE) != key
+    with torch.backends.cudnn.flags(enabled=False):
+        assert CAPTURE.key(Options(), HERE) != key
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert CAPTURE.key(Options(), HERE) != key
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert CAPTURE.key(Options(), HERE) != key
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert CAPTURE.key(Options(), HERE) == key
 
 
 def test_each_process_of_several_has_captures_of_its_own() -> None:
+    """For each membership of the groups whose names a graph has."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     keys = {CAPTURE.key(Options(), HERE)}
-    for rank in range(2):
+    for rank, others in ((0, None), (1, None), (1, [1]), (1, [0, 1])):
         torch.distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
         try:
+            if others is not None:
+                torch.distributed.new_group(others)
             keys.add(CAPTURE.key(Options(), HERE))
         finally:
             torch.distributed.destroy_process_group()
-    assert len(keys) == 3
+    assert len(keys) == 5
 
 
 def test_precision_is_torchs_setting_where_the_option_says_so() -> None:

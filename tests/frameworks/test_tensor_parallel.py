@@ -138,14 +138,14 @@ def test_lengths_vary_in_one_process(way: Way, training: bool, mesh: DeviceMesh,
             _assert_same(_call(compiled, block, length, training), _call(whole, net, length, training))
 
 
-def test_a_backward_of_dtensors_runs_again_where_captures_are_asked_for(
+def test_a_backward_of_dtensors_runs_again_where_captures_are_stored(
     mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = dataclasses.replace(process(), executables=ExecutableCache(Store(tmp_path / "own")))
     monkeypatch.setattr(backend, "process", lambda: own)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]).requires_grad_()
-    compiled = torch.compile(lambda x: x.sin() * x.cos(), backend="dynaxla", options={"captures": True})
+    compiled = torch.compile(lambda x: x.sin() * x.cos(), backend="dynaxla")
     loss = compiled(x).sum()
     for _ in range(2):
         loss.backward(retain_graph=True)
@@ -162,7 +162,7 @@ def test_no_capture_is_kept(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytes
     split = parallelize(copy.deepcopy(net), mesh)
     for _ in range(2):
         torch._dynamo.reset()
-        compiled = torch.compile(split, backend="dynaxla", dynamic=True, options={"captures": True})
+        compiled = torch.compile(split, backend="dynaxla", dynamic=True)
         for length in LENGTHS[:2]:
             _assert_same(_call(compiled, split, length, False), _call(net, net, length, False))
     after = dynaxla.read_metrics()

@@ -45,6 +45,18 @@ def test_a_group_is_pythons() -> None:
     assert c10d.has_process_groups()
 
 
+@boundary("c10d.list_groups")
+def test_groups_have_names_and_members() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    try:
+        names = [dist.group.WORLD.group_name, dist.new_group([1, 3]).group_name]
+        assert c10d.list_groups() == sorted(zip(names, ([0, 1, 2, 3], [1, 3]), strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
 @boundary(
     "c10d.PythonProcessGroup", "c10d.reduction_of", "c10d.make_options", "c10d.make_gloo_group", "c10d.register_backend"
 )

@@ -135,7 +135,12 @@ def test_a_backward_is_compiled_and_stored_at_its_first_run(tmp_path: Path, monk
     assert list(tmp_path.glob("aotautograd/*/*"))
 
 
-@boundary("capture_cache.use_cache_tag", "capture_cache.Lookup", "capture_cache.find_key_folders")
+@boundary(
+    "capture_cache.use_cache_tag",
+    "capture_cache.Lookup",
+    "capture_cache.find_key_folders",
+    "capture_cache.captures_folder",
+)
 @torch.no_grad()
 def test_what_torch_would_leave_and_warn_of_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -147,6 +152,7 @@ def test_what_torch_would_leave_and_warn_of_is_removed(
         torch.compile(lambda x: x.sin() * 2, backend=backend)(torch.ones(3))
         (folder,) = capture_cache.find_key_folders()
         (entry,) = folder.iterdir()
+        assert folder.parent == capture_cache.captures_folder()
         assert len(LOADED) == 1
         if damages:
             entry.write_bytes(b"no pickle")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from dynaxla.torch_api.capture_state import CaptureState
+from dynaxla.torch_api.capture_state import CaptureState, find_replaced_formula, is_guarded_by_memory
 from tests.torch_api.boundary import boundary
 
 
@@ -52,3 +53,40 @@ def test_a_graph_is_captured_again_as_it_was(dynamic: bool) -> None:
     graphs.clear()
     Again.apply(x).sum().backward()
     assert graphs == first
+
+
+@boundary("capture_state.find_replaced_formula")
+def test_a_kernel_or_a_decomposition_of_the_users_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a backend's kernel the shapes alone are asked for while a graph is traced."""
+    assert find_replaced_formula() is None
+    for key, found in (("CPU", None), ("AutogradCPU", "aten._chunk_cat")):
+        library = torch.library.Library("aten", "IMPL")
+        try:
+            library.impl("_chunk_cat", lambda *args: args[0][0], key)
+            assert find_replaced_formula() == found
+        finally:
+            library._destroy()
+    assert find_replaced_formula() is None
+    monkeypatch.setitem(decomposition_table, torch.ops.aten.silu.default, lambda x: x * 2)
+    assert find_replaced_formula() == "aten.silu.default"
+
+
+@boundary("capture_state.is_guarded_by_memory")
+@torch.no_grad()
+def test_guards_on_memory_are_known_when_a_graph_is_compiled() -> None:
+    seen: list[bool] = []
+
+    def note(module: GraphModule, inputs: object) -> Any:
+        seen.append(is_guarded_by_memory())
+        return module.forward
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return x + y
+
+    memory = torch.ones(8)
+    for y in (torch.ones(4), memory[4:], memory[2:6]):
+        torch._dynamo.reset()
+        torch.compile(add, backend=aot_autograd(fw_compiler=note), dynamic=True)(memory[:4], y)
+    assert seen == [False, True, True]
+    assert not is_guarded_by_memory()
