@@ -23,8 +23,7 @@ def start_coordinator(port: int, processes: int) -> Any:
 def connect_coordinator(address: str, rank: int, timeout_s: int) -> Any:
     """Connects to the coordination service that one of the processes started.
 
-    The service is not asked which processes are alive: where one is not, JAX ends all others, and its binding of a callback
-    in place of that throws (jaxlib 0.10.2: std::bad_cast of absl::Status).
+    The service is not asked which processes are alive: where one is not, JAX ends all others.
 
     Args:
         address: "host:port".
@@ -43,36 +42,6 @@ def connect_coordinator(address: str, rank: int, timeout_s: int) -> Any:
     )
     client.connect()
     return client
-
-
-class CoordinationStore:
-    """What the processes tell each other at the coordination service. It is the protocol `runtime.peer_signals.SharedStore`.
-
-    Every call raises RuntimeError when the service is gone.
-    """
-
-    def __init__(self, coordination: Any) -> None:
-        self._coordination = coordination
-
-    def set(self, key: str, value: str) -> None:
-        self._coordination.key_value_set(f"dynaxla/{key}", value, allow_overwrite=True)
-
-    def get(self, key: str) -> bytes:
-        found = self._find(key)
-        if found is None:
-            raise RuntimeError(f"nothing was said of {key}")
-        return found
-
-    def check(self, keys: list[str]) -> bool:
-        return all(self._find(key) is not None for key in keys)
-
-    def _find(self, key: str) -> bytes | None:
-        try:
-            return str(self._coordination.key_value_try_get(f"dynaxla/{key}")).encode()
-        except load().Error as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
 
 
 def joined_cpu(coordination: Any, rank: int, processes: int, host: str | None, devices: int) -> Any:
