@@ -55,6 +55,11 @@ class Team:
     tests: Path | None
 
     @property
+    def meeting(self) -> Path:
+        """The file by which the processes meet at their start."""
+        return self.folder / "meeting"
+
+    @property
     def backend(self) -> str:
         return "gloo" if self.device == "cpu" else self.device
 
@@ -140,6 +145,7 @@ def _import(team: Team, file: str, rank: int) -> ModuleType:
         import dynaxla
 
         dynaxla.use("cpu")
+        _meet(team, rank)
     _name_devices(team)
     if file == WHEEL:
         return _import_of_wheel(team)
@@ -154,6 +160,14 @@ def _import(team: Team, file: str, rank: int) -> ModuleType:
     sys.modules[name] = module
     exec(compile(retarget(path.read_text(encoding="utf-8"), team.device, team.size), str(path), "exec"), vars(module))
     return module
+
+
+def _meet(team: Team, rank: int) -> None:
+    """Some tests use the device before they make a group: after that its client would join no other."""
+    import torch.distributed as dist
+
+    dist.init_process_group(team.backend, init_method=f"file://{team.meeting}", rank=rank, world_size=team.size)
+    dist.destroy_process_group()
 
 
 def _import_of_wheel(team: Team) -> ModuleType:
@@ -181,6 +195,7 @@ def retarget(source: str, device: str, size: int) -> str:
         ),
         (r"\.cuda\([^()]*\)", f'.to("{device}")'),
         (r"""(["'])cuda(:0)?\1""", rf"\g<1>{device}\g<1>"),
+        (r"\bdevice_ids=\[self\.rank\]", "device_ids=None"),  # which DDP refuses on the CPU, and a process has one device
         (r"\bdist\.Backend\.NCCL\b", '"nccl"'),
         (r"""^DEVICE_TYPE = (["'])cpu\1$""", f'DEVICE_TYPE = "{device}"'),
         (r"^ *assert len\(matching_opinfos\) >= 1.*$", ""),  # ops that later versions of torch do not list
