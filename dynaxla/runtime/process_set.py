@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from dynaxla.errors import DistributedError, ExecutionError
 from dynaxla.runtime import process_clients, xla
 from dynaxla.runtime.client import Buffer
-from dynaxla.runtime.coordination_link import CoordinationLink
 
 LOST_AFTER_S = 12.0
 """A process of which nothing was heard for so long is lost."""
@@ -176,8 +175,7 @@ def meet_processes(rank: int, size: int, own: str, address: str | Rendezvous, ti
             address = address.agree(f"{own}:{_free_port()}" if rank == 0 else None)
         if rank == 0:
             service = process_clients.start_coordinator(int(address.rpartition(":")[2]), size)
-        way = address if rank == 0 else CoordinationLink(address).address
-        coordination = process_clients.connect_coordinator(way, rank, max(1, int(timeout_s)))
+        coordination = process_clients.connect_coordinator(address, rank, max(1, int(timeout_s)))
         store = _meet_in_store(coordination, rank, address.rpartition(":")[0].strip("[]"), timeout_s)
     except error as refusal:
         raise DistributedError(
@@ -190,7 +188,7 @@ def meet_processes(rank: int, size: int, own: str, address: str | Rendezvous, ti
 def _meet_in_store(coordination: Any, rank: int, host: str, timeout_s: float) -> SharedStore:
     """The store of the processes, which rank 0 has: its port is told at the coordination service.
 
-    It is not that of the service: what waits for an answer of the service waits for ever where that ended (`CoordinationLink`).
+    It is not that of the service: what waits for an answer of the service waits for ever where that ended.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
