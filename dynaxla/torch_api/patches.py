@@ -234,6 +234,7 @@ PATCHES = (
         "private_device.answer_for_accelerator",
         (
             "torch.accelerator.synchronize",
+            "torch.accelerator.current_stream",
             "torch.accelerator.memory_allocated",
             "torch.accelerator.max_memory_allocated",
             "torch.accelerator.memory_stats",
