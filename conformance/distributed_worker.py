@@ -195,7 +195,10 @@ def retarget(source: str, device: str, size: int) -> str:
         ),
         (r"\.cuda\([^()]*\)", f'.to("{device}")'),
         (r"""(["'])cuda(:0)?\1""", rf"\g<1>{device}\g<1>"),
-        (r"\bdevice_ids=\[self\.rank\]", "device_ids=None"),  # which DDP refuses on the CPU, and a process has one device
+        (
+            r"\bdevice_ids=\[self\.rank\]",
+            "device_ids=None",
+        ),  # which DDP refuses on the CPU, and a process has one device
         (r"\bdist\.Backend\.NCCL\b", '"nccl"'),
         (r"""^DEVICE_TYPE = (["'])cpu\1$""", f'DEVICE_TYPE = "{device}"'),
         (r"^ *assert len\(matching_opinfos\) >= 1.*$", ""),  # ops that later versions of torch do not list
