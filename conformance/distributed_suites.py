@@ -74,6 +74,7 @@ class Processes:
     def start(self) -> list[str] | str:
         """Starts them, if they are not running; returns the names of the tests, or why the file cannot be imported."""
         found: list[str] | str = []
+        self._team.meeting.unlink(missing_ok=True)
         for rank in range(self._team.size):
             here, there = self._context.Pipe()
             process = self._context.Process(target=serve, args=(self._team, self._file, rank, there))

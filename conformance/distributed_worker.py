@@ -1,7 +1,8 @@
 """One process of several that run PyTorch's distributed tests, many one after the other.
 
 PyTorch starts processes anew for each test (`MultiProcessTestCase`). Here a team of processes stays, and calls what a started
-process would call, `_run` of the test's class. The tests are named for CUDA or for the CPU: their source is changed as it is
+process would call, `_run` of the test's class. Tests whose ranks are threads of one process get a base class whose ranks are
+these processes. The tests are named for CUDA or for the CPU: their source is changed as it is
 imported, and the groups that they make are of this team's backend.
 """
 
@@ -52,6 +53,11 @@ class Team:
     size: int
     folder: Path
     tests: Path | None
+
+    @property
+    def meeting(self) -> Path:
+        """The file by which the processes meet at their start."""
+        return self.folder / "meeting"
 
     @property
     def backend(self) -> str:
@@ -139,6 +145,7 @@ def _import(team: Team, file: str, rank: int) -> ModuleType:
         import dynaxla
 
         dynaxla.use("cpu")
+        _meet(team, rank)
     _name_devices(team)
     if file == WHEEL:
         return _import_of_wheel(team)
@@ -153,6 +160,14 @@ def _import(team: Team, file: str, rank: int) -> ModuleType:
     sys.modules[name] = module
     exec(compile(retarget(path.read_text(encoding="utf-8"), team.device, team.size), str(path), "exec"), vars(module))
     return module
+
+
+def _meet(team: Team, rank: int) -> None:
+    """Some tests use the device before they make a group: after that its client would join no other."""
+    import torch.distributed as dist
+
+    dist.init_process_group(team.backend, init_method=f"file://{team.meeting}", rank=rank, world_size=team.size)
+    dist.destroy_process_group()
 
 
 def _import_of_wheel(team: Team) -> ModuleType:
@@ -179,10 +194,17 @@ def retarget(source: str, device: str, size: int) -> str:
             rf"torch.{device}.\1",
         ),
         (r"\.cuda\([^()]*\)", f'.to("{device}")'),
-        (r"""(["'])cuda(:0)?\1""", f'"{device}"'),
+        (r"""(["'])cuda(:0)?\1""", rf"\g<1>{device}\g<1>"),
+        (
+            r"\bdevice_ids=\[self\.rank\]",
+            "device_ids=None",
+        ),  # which DDP refuses on the CPU, and a process has one device
         (r"\bdist\.Backend\.NCCL\b", '"nccl"'),
+        (r"""^DEVICE_TYPE = (["'])cpu\1$""", f'DEVICE_TYPE = "{device}"'),
+        (r"^ *assert len\(matching_opinfos\) >= 1.*$", ""),  # ops that later versions of torch do not list
+        (r"\bonly_for=\(DEVICE_TYPE,\)", 'only_for=("cpu",)'),  # names the class, whose samples are of DEVICE_TYPE
     ):
-        source = re.sub(pattern, replacement, source)
+        source = re.sub(pattern, replacement, source, flags=re.MULTILINE)
     return source
 
 
@@ -204,7 +226,40 @@ def _name_devices(team: Team) -> None:
     common_dtensor.skip_if_lt_x_gpu = common_distributed.skip_if_lt_x_gpu
     common_dtensor.DTensorTestBase.device_type = team.device
     common_dtensor.DTensorTestBase.backend = "gloo"
+    of_processes = _make_ranks_processes(common_fsdp.FSDPTest, team.device)
+    common_distributed.MultiThreadedTestCase = common_fsdp.FSDPTestMultiThread = of_processes
+    common_dtensor.DTensorOpTestBase = of_processes
+    common_fsdp.test_compiled_fsdp = lambda **_: lambda test: test  # of earlier versions: the test, not compiled
     _name_backend(team.backend)
+
+
+def _make_ranks_processes(base: Any, device: str) -> Any:
+    """A class in the place of torch's `MultiThreadedTestCase` and of its subclasses in torch."""
+
+    class RanksAreProcesses(base):  # type: ignore[misc]
+        device_type = device
+
+        def build_device_mesh(self) -> Any:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            return init_device_mesh(device, (self.world_size,))
+
+        def perThreadSetUp(self) -> None: ...
+
+        def perThreadTearDown(self) -> None: ...
+
+        def run_test(self, name: str, pipe: Any) -> None:
+            self.perThreadSetUp()
+            try:
+                super().run_test(name, pipe)
+            finally:
+                self.perThreadTearDown()
+
+        def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
+            if self.rank == rank:
+                self.assertEqual(x, y, msg)  # noqa: PT009 (torch's own, of tensors)
+
+    return RanksAreProcesses
 
 
 def _require_devices(size: int) -> Callable[..., Any]:

@@ -47,8 +47,8 @@ Written by `python -m conformance.distributed_suites --tests DIR`. Do not edit.
 
 The command runs {files} files of tests in several processes on the device "dynaxla", and with gloo on the CPU. The first is
 part of torch's wheel (its tensors are put on the device by `torch.set_default_device`), the others are of a checkout that the
-user names, with the device's name in CUDA's place; none of their text is in this project. Only tests that start processes are
-run, not those whose ranks are threads of one process. [upstream.md](upstream.md) says where a checkout is found.
+user names, with the device's name in CUDA's place; none of their text is in this project. Tests whose ranks are threads of one
+process run with processes, too; those of one process are not run. [upstream.md](upstream.md) says where a checkout is found.
 
 A team of processes runs many tests; it is started anew after one that does not end alike in all. The command ends with exit
 code 1 if a test fails that `conformance/results/distributed_expected.tsv` does not list, or if one that is listed passes.

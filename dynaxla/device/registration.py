@@ -19,6 +19,7 @@ from dynaxla.device.device_module import DeviceModule, Generator
 from dynaxla.device.dispatcher import OpDispatcher, ShardedOpDispatcher
 from dynaxla.device.kernels import DeviceKernels
 from dynaxla.device.lazy_mode import LazyMode
+from dynaxla.device.mesh_checkpoints import MeshCheckpoints
 from dynaxla.device.op_programs import OpProgramBuilder
 from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
@@ -45,6 +46,7 @@ from dynaxla.torch_api.private_device import (
     register_device_type,
     set_printer,
 )
+from dynaxla.torch_api.sharded_checkpoints import offer_shards
 from dynaxla.types import DEVICE_TYPE
 
 PLATFORM_VARIABLE = "DYNAXLA_PLATFORM"
@@ -201,6 +203,8 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
         keep_used_parameters_on_host(DEVICE_TYPE)
         keep_permutations(DEVICE_TYPE, PERMUTE_TENSOR)
         register_backend(DEVICE_TYPE, ProcessGroupMaker(on_device).make)
+        if several:
+            offer_shards(MeshCheckpoints(client.mesh_devices, eager))
     target = find_target(platform)
     registered_targets()[DEVICE_TYPE] = replace(target, client=lambda: on_device)
     return RegisteredDevice(platform, client, memories, eager, kernels)

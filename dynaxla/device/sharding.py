@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dynaxla.device.op_call import locate_view
+from dynaxla.device.mesh_checkpoints import locate_whole
 from dynaxla.device.registration import RegisteredDevice, device_in_use, use
 from dynaxla.device.storage import DeviceStorage, find_sharding, storage_of
 from dynaxla.device.view_layout import memory_order
@@ -227,11 +227,7 @@ def place(tensor: Tensor, wanted: Sharding) -> Tensor:
         raise ShardingError(f"a tensor of {tensor.dtype} is not sharded", "programs have no such dtype")
     if tensor.device.type != DEVICE_TYPE:
         return _put(device, devices, tensor, wanted)
-    memory = storage_of(tensor)
-    placed, _ = locate_view(device.eager.layouts, memory.spec, tensor)
-    order = memory_order(tensor.stride())
-    if not placed.is_whole or memory.spec.shape != tuple(tensor.shape[dim] for dim in order):
-        raise ShardingError("a view of a part of a tensor is not sharded", "shard its clone, or the whole tensor")
+    memory, order = locate_whole(device.eager.layouts, tensor)
     buffer = devices.reshard(device.eager.buffer_of(memory), wanted.permute(order))
     memory.rebind(buffer, made_by="dynaxla.shard")
     return tensor

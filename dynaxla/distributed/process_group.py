@@ -18,7 +18,7 @@ from dynaxla.distributed.works import CollectiveWork, HostWork, ReceiveWork
 from dynaxla.errors import OptionError
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.runtime.process_set import ProcessSet
-from dynaxla.torch_api.c10d import PythonProcessGroup, make_options, reduction_of
+from dynaxla.torch_api.c10d import PythonProcessGroup, list_inner_tensors, make_options, reduction_of
 from dynaxla.types import DEVICE_TYPE
 
 Tensors = Sequence[torch.Tensor]
@@ -237,12 +237,15 @@ class DeviceProcessGroup(PythonProcessGroup):
         results: Tensors | None = None,
         **parameters: Any,
     ) -> CollectiveWork:
-        """Submits a collective; its results are the values of the targets, where there are any."""
+        """Submits a collective; its results are the values of the targets, where there are any. Of tensors of a user's class
+        those that they are made of are exchanged."""
+        results = list(results or targets)
+        values, targets = list_inner_tensors(values), list_inner_tensors(targets)
         shapes = [tuple(each.shape) for each in (targets or values)]
         buffers = self._programs.run(kind, values, shapes, **parameters)
         for target, buffer in zip(targets, buffers, strict=bool(targets)):
             self._memory.assign(target, buffer, what)
-        return CollectiveWork(self._memory.client, buffers, list(results or targets))
+        return CollectiveWork(self._memory.client, buffers, results)
 
     def _on_host(self, work: Any, held: Tensors = ()) -> HostWork:
         return HostWork(work, held, self._processes)

@@ -32,6 +32,9 @@ from dynaxla.types import TensorSpec
 
 MOST_SHARDINGS = 4096
 
+Offsets = tuple[int, ...]
+"""Where a part of an array begins."""
+
 
 class MeshDevices:
     """The devices of a client.
@@ -180,6 +183,22 @@ class MeshDevices:
         assert self._client.peers is not None
         self._client.peers.watch.note_value(self.ranks_of(mesh), checksum)
 
+    def own_offsets(self, shape: tuple[int, ...], sharding: Sharding) -> list[Offsets]:
+        """Where the parts begin that this process's devices have of an array, each once."""
+        places = self.to_named(sharding).addressable_devices_indices_map(shape).values()
+        return list(dict.fromkeys(map(_begin, places)))
+
+    def read_part(self, buffer: Buffer, offsets: Offsets) -> torch.Tensor:
+        """The part of a sharded array that begins there, on the host; this process's devices have it."""
+        found = next(shard for shard in buffer.addressable_shards if _begin(shard.index) == offsets)
+        return self._client.to_tensor(found.data)
+
+    def put_parts(self, shape: tuple[int, ...], sharding: Sharding, parts: Mapping[Offsets, torch.Tensor]) -> Buffer:
+        """A sharded array of the parts that this process's devices have, from memory that nothing else writes."""
+        named = self.to_named(sharding)
+        places = named.addressable_devices_indices_map(shape)
+        return _assemble(shape, named, [self._put_on(parts[_begin(at)], device) for device, at in places.items()])
+
     def put_zeros(self, spec: TensorSpec, sharding: Sharding) -> Buffer:
         """A sharded array of zeros, made of one shard of the host's."""
         tile = torch.zeros(sharding.tile(spec.shape), dtype=spec.dtype, device="cpu")
@@ -264,6 +283,10 @@ class MeshDevices:
             made = zip(specs, found, strict=True)
             executable.set_result_handlers([xla.global_handler(s.shape, s.dtype, self.to_named(o)) for s, o in made])  # type: ignore[arg-type]
         return [i for i, sharding in enumerate(found) if sharding is None]
+
+
+def _begin(place: tuple[slice, ...]) -> Offsets:
+    return tuple(each.start or 0 for each in place)
 
 
 _WORK = TensorSpec((), torch.uint32)

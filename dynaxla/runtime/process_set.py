@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
 
@@ -175,13 +176,29 @@ def meet_processes(rank: int, size: int, own: str, address: str | Rendezvous, ti
         if rank == 0:
             service = process_clients.start_coordinator(int(address.rpartition(":")[2]), size)
         coordination = process_clients.connect_coordinator(address, rank, max(1, int(timeout_s)))
+        store = _meet_in_store(coordination, rank, address.rpartition(":")[0].strip("[]"), timeout_s)
     except error as refusal:
         raise DistributedError(
             f"the processes did not meet: {refusal}", "is rank 0's host reached by the others?"
         ) from refusal
-    store = process_clients.CoordinationStore(coordination)
     made = _joined().processes = ProcessSet(rank, size, coordination, service, store, own, timeout_s)
     return made
+
+
+def _meet_in_store(coordination: Any, rank: int, host: str, timeout_s: float) -> SharedStore:
+    """The store of the processes, which rank 0 has: its port is told at the coordination service.
+
+    It is not that of the service: what waits for an answer of the service waits for ever where that ended.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit, key = timedelta(seconds=timeout_s), "dynaxla/store"
+    if rank == 0:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=limit)
+        coordination.key_value_set(key, str(store.port))
+        return store
+    port = int(coordination.blocking_key_value_get(key, max(1, int(1e3 * timeout_s))))
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
 def find_own_address(known: str | None) -> str:

@@ -5,7 +5,7 @@ Relies on `torch.distributed.distributed_c10d`: its options of a group, gloo's g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
 from types import FunctionType
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 
 def has_process_groups() -> bool:
@@ -212,6 +212,22 @@ def reduction_of(op: Any) -> tuple[str, Any]:
 def is_unlimited(timeout: timedelta) -> bool:
     """Whether a time limit given to a work is none: torch's default is no milliseconds."""
     return timeout.total_seconds() <= 0
+
+
+def list_inner_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that have memory: themselves, and in the place of one of a wrapper subclass those that it is made of.
+
+    torch calls the collectives of Python's groups with the subclass itself, where those of others are ops, which it dispatches.
+    Relies on `is_traceable_wrapper_subclass` and `__tensor_flatten__`.
+    """
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            found += list_inner_tensors(getattr(tensor, name) for name in names)
+        else:
+            found.append(tensor)
+    return found
 
 
 def host_of_store(store: Any) -> str | None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -113,20 +114,27 @@ def draw_shards_apart(own: str) -> None:
 
 @contextmanager
 def _draw_for_shard(module: Any, shard: int, shards: int, generator: torch.Generator | None) -> Iterator[None]:
-    """Moves the generator to the shard's draw, and then behind those of all shards. One of the user's gives a seed for them."""
+    """Gives each shard a seed of its own, a hash of the generator's state, and moves that by one draw: however often an
+    op draws, it shares no draw with another shard or op. A generator of the user's gives a seed for all shards."""
+    if generator is None and shards == 1:
+        yield
+        return
     state = module.get_rng_state()
     start = state.clone()
     seed, offset = start.view(torch.int64)
     if generator is not None:
         seed.random_(generator=generator)
         offset.zero_()
-    offset += DRAW_STRIDE * shard
+    if shards > 1:
+        of_shard = blake2b(bytes(start.tolist()), digest_size=8, salt=shard.to_bytes(8, "little")).digest()
+        seed.fill_(int.from_bytes(of_shard, "little", signed=True))
+        offset.zero_()
     module.set_rng_state(start)
     try:
         yield
     finally:
         if generator is None:
-            state.view(torch.int64)[1] += DRAW_STRIDE * shards
+            state.view(torch.int64)[1] += DRAW_STRIDE
         module.set_rng_state(state)
 
 

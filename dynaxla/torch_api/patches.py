@@ -169,6 +169,17 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "sharded_checkpoints.offer_shards",
+        tuple(
+            f"torch.Tensor.{name} (added)"
+            for name in ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
+        ),
+        "planners of `torch.distributed.checkpoint` write a tensor whole that is no subclass; added where there are meshes",
+        "2.13",
+        "a device can say in which shards its tensors are",
+        "device",
+    ),
+    Patch(
         "generators.draw_shards_apart",
         ("torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region",),
         "traced draws of a DTensor are the same for all its shards, as are those for shards of less than four elements",
@@ -223,6 +234,7 @@ PATCHES = (
         "private_device.answer_for_accelerator",
         (
             "torch.accelerator.synchronize",
+            "torch.accelerator.current_stream",
             "torch.accelerator.memory_allocated",
             "torch.accelerator.max_memory_allocated",
             "torch.accelerator.memory_stats",

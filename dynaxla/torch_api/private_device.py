@@ -296,8 +296,16 @@ def give_storages(resize: Callable[[Any, int], int]) -> None:
 def answer_for_accelerator(module: Any) -> None:
     """Has `torch.accelerator` call a module's functions where torch's Python hooks have no answer.
 
-    Relies on the names of these functions, which take a device or nothing.
+    Relies on the names of these functions, which take a device or nothing. torch's own stream reads the module's events, which
+    are Python's, as if they were C++'s.
     """
+    own_stream = torch.accelerator.current_stream
+
+    def current_stream(device: Any = None, /) -> Any:
+        own_stream(device)  # which refuses other devices
+        return module.current_stream(device)
+
+    torch.accelerator.current_stream = current_stream
     for name in ("synchronize", "memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache"):
         setattr(torch.accelerator, name, getattr(module, name))
         if hasattr(torch.accelerator.memory, name):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import dynaxla
 from dynaxla.mesh import Mesh
@@ -93,27 +96,39 @@ def train_from_start(shape: tuple[int, int], checkpoint: Path) -> dict[str, Any]
     mesh = place(model, shape)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-4, fused=True)
     found = train(model, optimizer, mesh, batches()[:STEPS])
-    dynaxla.distributed.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+    states = get_state_dict(model, optimizer)
+    dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=checkpoint)
     found["later"] = train(model, optimizer, mesh, batches()[STEPS:])["losses"]
     return found
 
 
-def train_from_checkpoint(shape: tuple[int, int], checkpoint: Path) -> list[float]:
-    """The losses of the steps after a checkpoint."""
+class CountingReader(dcp.FileSystemReader):
+    """Counts the elements that this process reads."""
+
+    elements = 0
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        self.elements = sum(math.prod(item.lengths) for item in plan.items if item.type.name == "TENSOR")
+        return super().read_data(plan, planner)
+
+
+def train_from_checkpoint(shape: tuple[int, int], checkpoint: Path) -> tuple[list[float], int]:
+    """The losses of the steps after a checkpoint, and how many elements of it this process read."""
     model = build()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     mesh = place(model, shape)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-4, fused=True)
-    read = torch.load(checkpoint)
-    model.load_state_dict(read["model"])
-    optimizer.load_state_dict(read["optimizer"])
-    return train(model, optimizer, mesh, batches()[STEPS:])["losses"]
+    states, reader = get_state_dict(model, optimizer), CountingReader(checkpoint)
+    read: dict[str, Any] = {"model": states[0], "optimizer": states[1]}
+    dcp.load(read, storage_reader=reader)
+    set_state_dict(model, optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
+    return train(model, optimizer, mesh, batches()[STEPS:])["losses"], reader.elements
 
 
 def check_rank(rank: int, folder: str, shape: tuple[int, int]) -> None:
     """What one of several processes does."""
-    found = train_from_start(shape, Path(folder) / "checkpoint.pt")
-    found["again"] = train_from_checkpoint(shape, Path(folder) / "checkpoint.pt")
+    found = train_from_start(shape, Path(folder) / "checkpoint")
+    found["again"] = train_from_checkpoint(shape, Path(folder) / "checkpoint")
     save(folder, found)

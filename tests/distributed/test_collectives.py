@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.distributed.children import run_ranks
 from tests.tolerances import assert_close
@@ -215,6 +216,17 @@ def check_objects_and_forms(pair: Pair) -> None:
     host = torch.ones(2)
     dist.all_reduce(host)
     assert host.tolist() == [size] * 2
+
+
+def check_subclasses(pair: Pair) -> None:
+    """Of a tensor that is made of two, both are exchanged."""
+    host = [torch.full((3,), 1.0 + pair.rank), torch.full((3,), 5.0 * pair.rank)]
+    made = TwoTensor(*(each.to("dynaxla") for each in host))
+    dist.all_reduce(made)
+    for each in host:
+        dist.all_reduce(each, group=pair.gloo)
+    assert_same(made.a, host[0], "a")
+    assert_same(made.b, host[1], "b")
 
 
 def check_subgroups(pair: Pair) -> None:

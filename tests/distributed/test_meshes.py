@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 import dynaxla
 from dynaxla.errors import DistributedError, ShardingError
@@ -26,8 +29,8 @@ import sys, pathlib, torch, dynaxla
 from tests.distributed import mesh_training
 dynaxla.use("cpu", devices=4)
 folder = pathlib.Path(sys.argv[1])
-found = mesh_training.train_from_start((2, 2), folder / "alone.pt")
-found["again"] = mesh_training.train_from_checkpoint((1, 4), folder / "checkpoint.pt")
+found = mesh_training.train_from_start((2, 2), folder / "alone")
+found["again"] = mesh_training.train_from_checkpoint((1, 4), folder / "checkpoint")
 torch.save(found, folder / "found.pt")
 """
 
@@ -52,8 +55,32 @@ def test_training_is_that_of_one_process(tmp_path: Path) -> None:
             assert_alike(got["state"][name], value, AFTER_STEPS, name)
         for losses in ("losses", "later"):
             assert_alike(torch.tensor(got[losses]), torch.tensor(expected[losses]), AFTER_STEPS, losses)
-        assert got["again"] == got["later"], "a checkpoint goes on as if nothing had been"
-        assert_alike(torch.tensor(expected["again"]), torch.tensor(got["later"]), AFTER_STEPS, "on another mesh")
+        again, elements = got["again"]
+        assert again == got["later"], "a checkpoint goes on as if nothing had been"
+        assert elements == _own_elements(), "each process reads what its devices need, once"
+        assert_alike(torch.tensor(expected["again"][0]), torch.tensor(got["later"]), AFTER_STEPS, "on another mesh")
+    assert_written_once(tmp_path / "checkpoint")
+
+
+def _own_elements() -> int:
+    """Of parameters and both moments those that one of two processes has, which split dims over "data", and the numbers of
+    steps."""
+    parameters = list(mesh_training.build().parameters())
+    return sum(3 * parameter.numel() // 2 + 1 for parameter in parameters)
+
+
+def assert_written_once(folder: Path) -> None:
+    """Each element is in one file, and the two processes' files have as much."""
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    written: Counter[str] = Counter()
+    for name, value in metadata.state_dict_metadata.items():
+        if isinstance(value, TensorStorageMetadata):
+            sizes = {chunk.offsets: chunk.sizes.numel() for chunk in value.chunks}
+            assert sum(sizes.values()) == value.size.numel(), name
+            for offsets, size in sizes.items():
+                written[metadata.storage_data[MetadataIndex(name, offsets)].relative_path] += size
+    first, second = written.values()
+    assert abs(first - second) < 0.1 * (first + second), written
 
 
 def check_tensors(rank: int, folder: str) -> None:
@@ -70,6 +97,8 @@ def check_tensors(rank: int, folder: str) -> None:
     check_places(split, other, x, w)
     check_rows(mesh, x, rank)
     check_own_mesh(x, rank)
+    dynaxla.distributed.save({"x": split}, Path(folder) / "whole.pt")
+    assert torch.equal(torch.load(Path(folder) / "whole.pt")["x"], x)
     save(folder, [split.cpu(), dynaxla.sharding(split)])
 
 

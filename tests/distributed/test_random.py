@@ -86,6 +86,24 @@ def check_draws(rank: int) -> None:
     assert abs(whole.std().item() - 1) < 0.1
 
 
+def check_ops_that_draw_more_than_once(rank: int) -> None:
+    """No op of torch's does: here is a region as torch makes for one, in which two tensors are drawn."""
+    tracker = dt._random._rng_tracker
+    drawn: list[float] = []
+    for placement in (Shard(0), Replicate()):
+        spec = ones(placement)._spec
+        torch.manual_seed(4)
+        for _ in range(3):
+            with tracker._distribute_region(spec):
+                both = torch.stack([torch.rand(4, device="dynaxla") for _ in range(2)])
+            assert_placed(both, placement == Shard(0), "a region")
+            kept = everywhere(both) if placement == Shard(0) else [both.cpu()]
+            drawn += [number for each in kept for number in each.flatten().tolist()]
+        after = torch.dynaxla.get_rng_state()
+        assert len({each.numpy().tobytes() for each in everywhere(after)}) == 1
+    assert len(set(drawn)) == len(drawn), "every draw of every shard and op is another one"
+
+
 def check_generators(rank: int) -> None:
     generator = torch.Generator(device="dynaxla").manual_seed(7)
     x, before = ones(Shard(0)), torch.dynaxla.get_rng_state()
@@ -168,7 +186,14 @@ def check_left_to_eager(rank: int) -> None:
 
 
 def check_all(rank: int) -> None:
-    for check in (check_modules, check_draws, check_generators, check_gradients, check_left_to_eager):
+    for check in (
+        check_modules,
+        check_draws,
+        check_ops_that_draw_more_than_once,
+        check_generators,
+        check_gradients,
+        check_left_to_eager,
+    ):
         check(rank)
 
 

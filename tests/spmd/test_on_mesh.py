@@ -70,7 +70,9 @@ def _run_file(name: str) -> None:
     _run("-m", "pytest", "-p", "no:cacheprovider", "--full", f"tests/spmd/on_mesh/{name}.py")
 
 
-@pytest.mark.parametrize("name", ["check_tensors", "check_graphs", "check_programs", "check_serving"])
+@pytest.mark.parametrize(
+    "name", ["check_tensors", "check_graphs", "check_programs", "check_serving", "check_checkpoints"]
+)
 def test_on_a_mesh(name: str) -> None:
     _run_file(name)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.torch_api import c10d
@@ -38,6 +39,13 @@ def group() -> Iterator[Any]:
     dist.init_process_group("meta", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@boundary("c10d.list_inner_tensors")
+def test_a_wrapper_has_inner_tensors() -> None:
+    x, a, b = (torch.zeros(2) for _ in range(3))
+    found = c10d.list_inner_tensors([x, TwoTensor(a, b)])
+    assert all(one is other for one, other in zip(found, (x, a, b), strict=True))
 
 
 @boundary("c10d.register_backend", "c10d.make_gloo_group", "c10d.PythonProcessGroup", "c10d.has_process_groups")

@@ -186,11 +186,8 @@ def test_clients_join_at_a_coordinator() -> None:
     client = process_clients.joined_cpu(coordination, 0, 1, "127.0.0.1", 2)
     device, other = client.devices()
     assert (device.process_index, other.process_index, client.process_index()) == (0, 0, 0)
-    store = process_clients.CoordinationStore(coordination)
-    assert not store.check(["said"])
-    for text in ("one", "two"):
-        store.set("said", text)
-        assert store.get("said") == text.encode()
+    coordination.key_value_set("said", "one")
+    assert coordination.blocking_key_value_get("said", 1000) == "one"
     with xla.joining_backends(coordination, 0, 1):
         assert global_state.client is coordination
     assert global_state.client is None
