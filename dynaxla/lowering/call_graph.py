@@ -226,7 +226,7 @@ WORK = """\
 
 
 def mark_joint(ranks: tuple[int, ...], name: str = "") -> str:
-    """The line that a module of several processes begins with (`runtime.xla.processes_of`).
+    """The line that a module of several processes begins with (`runtime.executable_info.processes_of`).
 
     Args:
         name: of the program in errors.

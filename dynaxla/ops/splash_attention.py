@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dynaxla.runtime.xla import splash_attention_gradient
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -71,26 +73,22 @@ def attend_backward(
     is_causal: bool,
     factor: float,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value, from what `attend` gave. Shapes and dtypes are those of `attend`.
-
-    Relies on the kernels' rule of differentiation, which JAX reaches by `jax.vjp` alone, that is by a second forward.
-    """
+    """The gradients of query, key and value, from what `attend` gave. Shapes and dtypes are those of `attend`."""
     import jax
     import jax.numpy as jnp
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     with jax.enable_x64(False):
         made = _kernel(query.shape, key.shape, is_causal, saves=False)
-        rule: Any = splash._splash_attention_bwd
+        if segments is not None:
+            is_nothing = jnp.isneginf(logsumexp)
+            grad, logsumexp = jnp.where(is_nothing[..., None], 0, grad), jnp.where(is_nothing, 0, logsumexp)
+        ids = _segment_ids(segments)
+        rule = splash_attention_gradient()
 
         def of_row(grad: Array, query: Array, key: Array, value: Array, ids: Any, out: Array, logsumexp: Array) -> Any:
             saved = (query, key, value, ids, None, out, logsumexp, made.dq_mask_info, made.dkv_mask_info)
             return rule(*(made.kwargs[name] for name in _OF_RULE), saved, grad)[3:6]
 
-        if segments is not None:
-            is_nothing = jnp.isneginf(logsumexp)
-            grad, logsumexp = jnp.where(is_nothing[..., None], 0, grad), jnp.where(is_nothing, 0, logsumexp)
-        ids = _segment_ids(segments)
         grad_query, *others = jax.vmap(of_row)(grad, _times(query, factor), key, value, ids, out, logsumexp)
         return _times(grad_query, factor), *others
 

@@ -155,3 +155,12 @@ def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapp
     return instruction.opcode in _MOVE_OPCODES or (
         instruction.opcode in _EXACT_OPCODES and instruction.element in ("f32", "f64")
     )
+
+
+def processes_of(module: bytes | str) -> tuple[int, ...] | None:
+    """The processes that run a module together, by the comment that it begins with; None: one alone."""
+    found = _JOINT.match(module if isinstance(module, bytes) else module.encode())
+    return None if found is None else tuple(map(int, found[1].split(b",")))
+
+
+_JOINT = re.compile(rb"// joint ([\d,]+)( [^\n]*)?\n")

@@ -10,8 +10,8 @@ from typing import Any
 
 from dynaxla.errors import CompileError, DistributedError, ExecutionError
 from dynaxla.observe.collectives import list_collectives
-from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.executable_info import processes_of
 from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.runtime.peer_watch import JointProgram, PeerWatch
 from dynaxla.runtime.process_set import ProcessSet
@@ -20,12 +20,12 @@ _HEADER = re.compile(rb"joint (\S+) ([\d,]+) (.*)\n")
 
 
 def describe_module(module: bytes) -> JointProgram | None:
-    """The program of a module that says on which processes it runs (`xla.processes_of`); None: on this one alone.
+    """The program of a module that says on which processes it runs (`processes_of`); None: on this one alone.
 
     Programs of process groups are the same but for numbers that are a process's own, such as where its slice begins: XLA
     then brings their collectives into the same order. A program that is partitioned over a mesh is one for all.
     """
-    ranks = xla.processes_of(module)
+    ranks = processes_of(module)
     if ranks is None:
         return None
     text = _WHERE.sub("", module.decode())

@@ -6,14 +6,19 @@ process uses it. Written for jax and jaxlib 0.10.2 and 0.11.2; tests/torch_api/t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
-from dynaxla.runtime.executable_info import CompileRejected, ModuleRequest, SerializedExecutable, has_exact_fusions
+from dynaxla.runtime.executable_info import (
+    CompileRejected,
+    ModuleRequest,
+    SerializedExecutable,
+    has_exact_fusions,
+    processes_of,
+)
 
 _HANDLERS_CHECK_NOTHING = 489
 """The version of jaxlib's bindings from which handlers of results check nothing, and are not told so: in jaxlib 0.11."""
@@ -208,10 +213,7 @@ def known_platforms() -> set[str]:
 
 
 def find_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None]:
-    """The coordinator's address, the number of processes and this one's number, as jax.distributed finds them; None: not found.
-
-    Relies on `jax._src.clusters`.
-    """
+    """The coordinator's address, the number of processes and this one's number, as jax.distributed finds them; None: not found."""
     from jax._src.clusters import ClusterEnv
 
     return ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [0], None, timeout_s)[:3]
@@ -288,15 +290,6 @@ def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
         built.use_spmd_partitioning = built.use_shardy_partitioner = True
         built.allow_spmd_sharding_propagation_to_output = [True]  # of all results
     return options
-
-
-def processes_of(module: bytes | str) -> tuple[int, ...] | None:
-    """The processes that run a module together, by the comment that it begins with; None: one alone."""
-    found = _JOINT.match(module if isinstance(module, bytes) else module.encode())
-    return None if found is None else tuple(map(int, found[1].split(b",")))
-
-
-_JOINT = re.compile(rb"// joint ([\d,]+)( [^\n]*)?\n")
 
 
 def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, *, replicas: bool = False) -> Any:
@@ -397,3 +390,10 @@ WITHOUT_REDUCTIONS = (
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
 )
 """XLA's option of fusions for the library, and its default value without reductions."""
+
+
+def splash_attention_gradient() -> Any:
+    """The gradient rule of JAX's attention kernels for a TPU, which `jax.vjp` calls after a second forward alone."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+    return splash_attention_kernel._splash_attention_bwd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 import torch
 from jax._src.distributed import global_state
 
+from dynaxla.ops.splash_attention import _OF_RULE
 from dynaxla.runtime import process_clients, xla
+from dynaxla.runtime.executable_info import processes_of
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
 
 
@@ -149,11 +152,11 @@ def test_jaxs_threads_can_be_replaced() -> None:
     assert "stablehlo.add" in str(jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compiler_ir("stablehlo"))
 
 
-@boundary(xla.processes_of)
+@boundary(xla.compile_module)
 def test_a_module_of_several_processes_is_compiled() -> None:
     module = b"// joint 3,5\n" + _module()
-    assert xla.processes_of(module) == (3, 5)
-    assert xla.processes_of(_module()) is None
+    assert processes_of(module) == (3, 5)
+    assert processes_of(_module()) is None
     compiled = xla.compile_module(xla.ModuleRequest(module))
     assert isinstance(compiled, xla.SerializedExecutable)
     assert compiled.executable is not None
@@ -199,3 +202,10 @@ def test_clients_join_at_a_coordinator() -> None:
     assert from_capsule(xla.load().to_capsule(result)).tolist() == [1, 1, 1, 1]
     coordination.shutdown()
     service.shutdown()
+
+
+@boundary(xla.splash_attention_gradient)
+def test_the_attention_kernels_have_a_rule_of_differentiation() -> None:
+    """With these parameters; tests/ops/test_splash_attention.py compares what it gives."""
+    parameters = [*inspect.signature(xla.splash_attention_gradient()).parameters]
+    assert parameters == [*_OF_RULE, "res", "do"]
