@@ -213,7 +213,7 @@ def known_platforms() -> set[str]:
 
 
 def find_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None]:
-    """The coordinator's address, the number of processes and this one's number, as jax.distributed finds them; None: not found."""
+    """The coordinator's address, the number of processes and this one's number, as jax.distributed finds them, or None."""
     from jax._src.clusters import ClusterEnv
 
     return ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [0], None, timeout_s)[:3]
