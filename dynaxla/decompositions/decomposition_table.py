@@ -141,7 +141,26 @@ def _batch_norm_inference(
     return (x.to(dtype) * scale.view(channels) + shift.view(channels)).to(x.dtype), mean, rstd
 
 
+def _addmm_activation(
+    x: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    use_gelu: bool = False,
+) -> Any:
+    """cuBLAS approximates GELU by a hyperbolic tangent, the CPU's kernel does not."""
+    if not (use_gelu and x.is_cuda):
+        return NotImplemented
+    return torch.nn.functional.gelu(torch.addmm(x, mat1, mat2, beta=beta, alpha=alpha), approximate="tanh")
+
+
 GPU_DECOMPOSITIONS: Mapping[OpOverload, Decomposition] = MappingProxyType(
-    {aten.log_sigmoid_forward.default: _log_sigmoid, _INFERENCE: _batch_norm_inference}
+    {
+        aten.log_sigmoid_forward.default: _log_sigmoid,
+        _INFERENCE: _batch_norm_inference,
+        aten._addmm_activation.default: _addmm_activation,
+    }
 )
 """Ops whose kernels for CUDA tensors give other results than the CPU's, which the bodies give: such as gradients alone read."""

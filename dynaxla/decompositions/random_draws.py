@@ -144,7 +144,7 @@ class Draws:
         return x * kept * (1 / (1 - p)), kept
 
     def uniform_between(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Drawn:
-        if low > high:
+        if low > high or high - low > torch.finfo(x.dtype).max:  # eager raises
             return LEFT_TO_TORCH
         drawn = self.uniform(x.shape, **_options_of(x))
         return drawn if drawn is LEFT_TO_TORCH else drawn * (high - low) + low  # type: ignore[return-value]

@@ -251,7 +251,8 @@ def _of_elements(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
 
 
 def _put(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    if given["index"].numel() != given["source"].numel():
+    is_refused = torch.are_deterministic_algorithms_enabled() and not given.get("accumulate")
+    if is_refused or given["index"].numel() != given["source"].numel():
         yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
     yield from _of_elements(given)
 

@@ -177,6 +177,8 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
     """Of integers too, which eager on the host refuses."""
     if x.dtype not in _INTEGERS:
         return aten.histc.default(x, bins, min, max)  # type: ignore[no-any-return]
+    if max < min:
+        raise RuntimeError("torch.histc: max must be larger than min")
     flat = x.reshape(-1).to(torch.int64)
     low, high = flat.new_full((), int(min)), flat.new_full((), int(max))
     if int(min) == int(max) and flat.numel():

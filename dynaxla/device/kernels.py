@@ -170,17 +170,11 @@ class DeviceKernels:
             strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
         return self._new(size, strides, dtype, layout, device)
 
-    def _empty_strided(
-        self,
-        size: Sequence[int],
-        stride: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-    ) -> torch.Tensor:
-        return self._new(size, stride, dtype, layout, device)
+    def _empty_strided(self, size: Sequence[int], stride: Sequence[int], **options: Any) -> torch.Tensor:
+        if len(size) != len(stride):
+            sizes, strides = f"sizes ({len(size)})", f"strides ({len(stride)})"
+            raise RuntimeError(f"dimensionality of {sizes} must match dimensionality of {strides}")
+        return self._new(size, stride, options.get("dtype"), options.get("layout"), options.get("device"))
 
     def _new_empty_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
@@ -222,6 +216,8 @@ class DeviceKernels:
     def _as_strided(
         self, x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
     ) -> torch.Tensor:
+        if len(size) != len(stride):
+            raise RuntimeError("mismatch in length of strides and shape")
         offset = x.storage_offset() if storage_offset is None else storage_offset
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         held = x.untyped_storage().nbytes()  # also of a subclass around another tensor, which has no memory

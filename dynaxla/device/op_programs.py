@@ -41,6 +41,9 @@ PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "me
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
 
+MOST_DIMS = 64
+"""Of tensors that torch's reductions take."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutput:
@@ -185,6 +188,8 @@ class OpProgramBuilder:
         return OpProgram(executable, traced.outline)
 
     def _traced(self, call: OpInvocation) -> TracedOp | CpuFallback:
+        if any(tensor.dim() > MOST_DIMS for tensor in call.tensors):
+            return CpuFallback(_reason(call.known, ReasonId.UNSUPPORTED_CALL, f"it has over {MOST_DIMS} dims"))
         with self.shared.tracing, drop_graph_sources():
             captured = trace_call(call)
             graph = self._passed(captured.module)

@@ -10,7 +10,7 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WIDE_INEXACT
-from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.eager_errors import check_numbers_fit, check_one_dtype
 from dynaxla.ops.promotion import Operand, cast, compute, inexact_dtype, result_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
@@ -105,7 +105,7 @@ def complex_from_parts(real: jax.Array, imag: jax.Array) -> jax.Array:
     return lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
-@OPS.op(aten.polar.default, dtypes=WIDE_INEXACT, pad=elementwise_rules.elementwise)
+@OPS.op(aten.polar.default, dtypes=WIDE_INEXACT, check=check_one_dtype, pad=elementwise_rules.elementwise)
 def polar(abs: jax.Array, angle: jax.Array) -> jax.Array:
     return complex_from_parts(abs * jnp.cos(angle), abs * jnp.sin(angle))
 

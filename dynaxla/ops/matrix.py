@@ -135,7 +135,7 @@ def addmm_activation(
     self: jax.Array, mat1: jax.Array, mat2: jax.Array, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False
 ) -> jax.Array:
     total = addmm(self, mat1, mat2, beta, alpha)
-    return jax.nn.gelu(total, approximate=True) if use_gelu else jnp.maximum(total, 0)
+    return jax.nn.gelu(total, approximate=False) if use_gelu else jnp.maximum(total, 0)
 
 
 @OPS.op(aten._trilinear.default, dtypes=REAL_NUMBERS, pad=linalg_rules.trilinear)

@@ -14,10 +14,12 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
+from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -108,12 +110,18 @@ def lower_median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     return restore_shape((take_along(values, middle, axis), take_along(places, middle, axis)), x, axis, keepdim)
 
 
-@OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.median, limits=TIES)
+def check_has_elements(node: torch.fx.Node) -> str | None:
+    """Refuses rows without elements: eager raises, torch's fake kernel does not."""
+    x, dim = tensor_of(node, "self"), argument(node, "dim")
+    return f"no elements along dim {dim}" if x.dim() and example(x.shape[dim]) == 0 else None
+
+
+@OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, check=check_has_elements, pad=sort_and_scan_rules.median, limits=TIES)
 def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=False)
 
 
-@OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, limits=TIES)
+@OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, check=check_has_elements, limits=TIES)
 def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=True)
 

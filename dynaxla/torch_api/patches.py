@@ -251,7 +251,7 @@ PATCHES = (
     ),
     Patch(
         "private_device.exchange_by_dlpack",
-        ("torch._C._from_dlpack", "torch.Tensor.__dlpack__", "torch.Tensor.__dlpack_device__"),
+        ("torch._C._from_dlpack", "torch.Tensor.__dlpack__", "torch.Tensor.__dlpack_device__", "torch.asarray"),
         "`__dlpack_device__` raises for a renamed device, and an imported tensor has a storage that the device does not know",
         "2.13",
         "torch asks a device in Python how it exchanges tensors",

@@ -10,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -317,18 +317,23 @@ def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
     Other consumers get a copy on the host if they ask for the device (kDLCPU, 0), as numpy does for `device="cpu"`.
 
-    Relies on `torch._C._from_dlpack`, which all of torch's functions for DLPack call, and which makes a storage at the address
-    of the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
+    Relies on `torch._C._from_dlpack`, which torch's functions for DLPack but `asarray` call, and which makes a storage at the
+    address of the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
 
     Args:
         adopt: makes a tensor with such a storage one of the device.
     """
     own_import, own_export, own_device = torch._C._from_dlpack, torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+    own_asarray = torch.asarray
     host = (DLDeviceType.kDLCPU, 0)
 
     def from_dlpack(capsule: Any) -> torch.Tensor:
         made = own_import(capsule)
         return adopt(made) if made.device.type == get_registered_device_type() else made
+
+    @wraps(own_asarray)
+    def asarray(obj: Any, **options: Any) -> torch.Tensor:
+        return own_asarray(from_dlpack(obj) if type(obj).__name__ == "PyCapsule" else obj, **options)
 
     def __dlpack_device__(self: torch.Tensor) -> Any:
         if self.device.type != get_registered_device_type():
@@ -343,6 +348,7 @@ def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
         return own_export(self.cpu(), **{**kwargs, "stream": None})
 
     torch._C._from_dlpack = from_dlpack  # type: ignore[assignment]
+    torch.asarray = asarray  # type: ignore[assignment]
     torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign, assignment]
     torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 

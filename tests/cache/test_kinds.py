@@ -63,7 +63,7 @@ def test_keys_that_callers_build_have_the_options(name: str, tmp_path: Path) -> 
         functions = FunctionCache.of(Store(tmp_path), options)
         return {
             EXECUTABLE.name: (graph_key(graph, table, options, HERE), module_key(b"module", options, HERE)),
-            FUNCTION.name: functions._disk_key(None, ("cpu", None, "call")),
+            FUNCTION.name: functions._disk_key(torch.ops.aten.add.Tensor, None, ("cpu", None, "call")),
             CAPTURE.name: capture_tag(options, policies, table, packaged=False),
         }
 

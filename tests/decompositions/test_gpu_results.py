@@ -33,6 +33,14 @@ def test_tensors_of_the_cpu_are_left_alone() -> None:
     assert GPU_DECOMPOSITIONS[aten._native_batch_norm_legit_no_training.default](*given) is NotImplemented
 
 
+def test_gelu_of_a_product_is_approximated() -> None:
+    x, left, right = torch.randn(2, 3), torch.randn(2, 4), torch.randn(4, 3)
+    rewrite = GPU_DECOMPOSITIONS[aten._addmm_activation.default]
+    assert rewrite(x, left, right, use_gelu=True) is NotImplemented
+    expected = F.gelu(x + 2 * left @ right, approximate="tanh")
+    assert_close(rewrite(x.as_subclass(OnGpu), left, right, alpha=2, use_gelu=True), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logsigmoid(dtype: torch.dtype) -> None:
     x = torch.tensor([-100.0, -3, -1e-3, 0, 0.5, 20, 90, torch.inf, -torch.inf, torch.nan], dtype=dtype)

@@ -311,6 +311,47 @@ def test_collected_ops_raise_when_they_have_run() -> None:
             picked.tolist()
 
 
+REFUSED: dict[str, Call] = {
+    "median of rows without elements": lambda d: torch.empty(2, 0, 4, device=d).median(1),
+    "nanmedian of rows without elements": lambda d: torch.empty(2, 0, 4, device=d).nanmedian(dim=1, keepdim=True),
+    "polar of two dtypes": lambda d: torch.polar(torch.ones(2, device=d), torch.ones(2, device=d, dtype=torch.float64)),
+    "as_strided with too few strides": lambda d: torch.ones((), device=d).as_strided((1,), ()),
+    "as_strided with too many strides": lambda d: torch.ones(4, device=d).as_strided((1,), (1, 1)),
+    "empty_strided with too few strides": lambda d: torch.ones(4, device=d).new_empty_strided((2, 3), (1,)),
+    "empty_strided with too many strides": lambda d: torch.empty_strided((2, 3), (1, 2, 3), device=d),
+    "histc between the wrong ends": lambda d: torch.ones(3, dtype=torch.int8, device=d).histc(4, 5, 1),
+    "uniform over too wide a range": lambda d: torch.empty(3, device=d).uniform_(-3e38, 3e38),
+    "argmax over 65 dims": lambda d: torch.zeros([1] * 65, device=d).argmax(0),
+    "max over 65 dims": lambda d: torch.zeros([1] * 65, device=d).max(0),
+    "nansum over 65 dims": lambda d: torch.zeros([1] * 65, device=d).nansum(0),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_calls_that_eager_refuses(name: str) -> None:
+    expected = run(REFUSED[name], "cpu")
+    assert expected[0] in ("RuntimeError", "IndexError")
+    assert run(REFUSED[name], D) == expected
+
+
+def test_put_is_not_deterministic() -> None:
+    index = torch.tensor([1, 1])
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+            x(D, 4).put_(index.to(D), x(D, 2))
+        added = x(D, 4).put_(index.to(D), x(D, 2), accumulate=True)
+        assert added.tolist() == x("cpu", 4).put_(index, x("cpu", 2), accumulate=True).tolist()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["median of rows without elements", "polar of two dtypes"])
+def test_compiled_calls_that_eager_refuses(name: str) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=r"non-zero size|same dtype|scalar type"):
+        torch.compile(REFUSED[name], backend="dynaxla")("cpu")
+
+
 # Memory
 
 

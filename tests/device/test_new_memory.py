@@ -70,6 +70,8 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "tensor": torch.from_dlpack,
     "method": lambda x: torch.from_dlpack(x.__dlpack__()),
     "device": lambda x: torch.from_dlpack(x, device=D),
+    "asarray": lambda x: torch.asarray(dlpack.to_dlpack(x)),
+    "asarray, not copied": lambda x: torch.asarray(dlpack.to_dlpack(x), copy=False, device=x.device, dtype=x.dtype),
 }
 
 

@@ -78,6 +78,14 @@ def test_rules_agree_with_eager(place: int, results: list[Any]) -> None:
     assert_agrees(Call.of(target, *args), results[place])
 
 
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_an_activation_of_a_product(use_gelu: bool) -> None:
+    """GELU is exact, as the CPU's kernel has it."""
+    run = lambda x, a, b: torch._addmm_activation(x, a, b, beta=0.5, alpha=2, use_gelu=use_gelu)  # noqa: E731
+    given = randn(4, 6), randn(4, 3), randn(3, 6) + 1
+    assert_close(torch.compile(run, backend="dynaxla", options={"fallback": "error"})(*given), run(*given))
+
+
 def bilinear(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.bilinear(x, y, randn(6, 4, 2), randn(6))
 
