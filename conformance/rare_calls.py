@@ -357,6 +357,23 @@ def _attention_backward(draw: Draw) -> Iterator[Arguments]:
         yield draw(2, heads, 3, 4), *operands, None, out, logsumexp, is_causal, None
 
 
+def _segments(draw: Draw) -> Iterator[Arguments]:
+    kept, ids = draw(2, 1, 1, 5) > -0.5, torch.tensor([0, 0, 1, 1, 2])
+    documents = [ids[None, None, :3, None], ids[None, None, None]]
+    for groups, conditions, pair, is_causal in (
+        (2, [kept], [], False),
+        (1, [], documents, True),
+        (2, [kept], documents, False),
+    ):
+        yield draw(2, 2, 3, 4), draw(2, groups, 5, 4), draw(2, groups, 5, 4), conditions, pair, is_causal, None
+
+
+def _segments_backward(draw: Draw) -> Iterator[Arguments]:
+    for query, key, value, kept, ids, is_causal, scale in _segments(draw):
+        out, logsumexp = internal.ATTENTION_OF_SEGMENTS(query, key, value, kept, ids, is_causal, scale)
+        yield draw(2, 2, 3, 4), query, key, value, kept, ids, out, logsumexp, is_causal, scale
+
+
 def _windowed(draw: Draw) -> Iterator[Arguments]:
     yield draw(4, 5), torch.tensor([1, 2]), [2, 3]
     yield draw(6), torch.tensor([5]), [1]
@@ -447,4 +464,6 @@ _MAKERS: dict[OpOverload, tuple[tuple[torch.dtype, ...], Callable[[Draw], Iterat
     internal.SAMPLE_GRID: (WIDE, _sampled),
     internal.SAMPLE_GRID_BACKWARD: (WIDE, _sampled_backward),
     internal.ATTENTION_BACKWARD: (FLOATS, _attention_backward),
+    internal.ATTENTION_OF_SEGMENTS: (FLOATS, _segments),
+    internal.ATTENTION_OF_SEGMENTS_BACKWARD: (FLOATS, _segments_backward),
 }
