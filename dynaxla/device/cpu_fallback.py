@@ -28,6 +28,9 @@ from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.storages import list_parts, storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
+MOST_DIMS = 64
+"""Of tensors that numpy, and torch's reductions, take."""
+
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -81,10 +84,13 @@ class CpuFallbackRunner:
 
         Raises:
             ExecutionError: the run that made it failed.
+            RuntimeError: it has over 64 dims, and numpy would have to copy it.
         """
         spec = memory.spec
         if memory.is_empty:
             return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
+        if len(spec.shape) > MOST_DIMS and not self._client.shares_host_memory:
+            raise RuntimeError(f"only tensors with up to {MOST_DIMS} dims are supported")
         buffer = memory.buffers[0]
         try:
             held = download(self._client, buffer)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dynaxla.device.cpu_fallback import MOST_DIMS
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import OpInvocation
 from dynaxla.device.trace_op import TensorWrite, TracedGraph, TraceInputs, Untraceable, trace_call
@@ -40,9 +41,6 @@ Precision = Literal["highest", "high", "default"]
 PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
-
-MOST_DIMS = 64
-"""Of tensors that torch's reductions take."""
 
 
 @dataclass(frozen=True, slots=True)
