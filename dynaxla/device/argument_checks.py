@@ -29,6 +29,9 @@ from dynaxla.torch_api.pytree import tree_leaves
 
 _SORTS = (torch.ops.aten.sort.values, torch.ops.aten.sort.values_stable)
 
+MOST_PLACES = 16
+"""Of one memory, whose ranges are kept: a loop may index by every window of a permutation."""
+
 MOST_PENDING = 256
 """Ranges that are not yet looked at. Further calls wait for the oldest one, whose run has long been done."""
 
@@ -97,17 +100,18 @@ class _FoundRange:
         ends: what they are, once they were waited for.
     """
 
-    __slots__ = ("_largest", "_least", "ends")
+    __slots__ = ("_there", "ends")
 
     def __init__(self, least: torch.Tensor, largest: torch.Tensor) -> None:
-        self._least, self._largest = least, largest
+        self._there: tuple[torch.Tensor, ...] = (least, largest)
         self.ends: tuple[float, float] | None = None
 
     def wait(self, client: PjrtClient) -> tuple[float, float]:
         """The ends. Waits for the device."""
+        there = self._there
         if self.ends is None:
-            ends = [download(client, storage_of(each).buffers[0]).item() for each in (self._least, self._largest)]
-            self.ends = ends[0], ends[1]
+            least, largest = (download(client, storage_of(each).buffers[0]).item() for each in there)
+            self.ends, self._there = (least, largest), ()
         return self.ends
 
 
@@ -196,7 +200,8 @@ class ValueChecks:
             held = memory.held
             found = _FoundRange(*allowed.compute(values))
             if allowed.prepare is None and memory.held is held:
-                memory.ranges = (memory.ranges or {}) | {place: found}
+                known = memory.ranges or {}
+                memory.ranges = {**(known if len(known) < MOST_PLACES else {}), place: found}
         return found
 
     def _check_oldest(self) -> None:

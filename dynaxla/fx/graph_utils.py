@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.fx.edit import tolerate_strides
 from dynaxla.torch_api.fakes import find_opaque_class
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
 from dynaxla.types import SUBGRAPHS, Saved
 
@@ -90,3 +91,11 @@ def make_dense(args: Sequence[Any]) -> Sequence[Any]:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     dense = torch.empty_like(tensor)  # in the same order of dims
     return tensor if dense.stride() == tensor.stride() else dense.copy_(tensor)
+
+
+def is_determined(node: Node) -> bool:
+    """Whether a node's value follows from those that it reads: it is no input, no draw and no memory of any content."""
+    op = node.target
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or "empty" in op.name():
+        return False
+    return torch.Tag.nondeterministic_seeded not in op.tags

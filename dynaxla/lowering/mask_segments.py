@@ -17,9 +17,9 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from dynaxla.custom_ops import internal
+from dynaxla.fx.graph_utils import is_determined
 from dynaxla.ops.splash_attention import takes
 from dynaxla.torch_api.fakes import disable_modes
-from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 
@@ -101,7 +101,7 @@ class _Reading:
 
     def read(self, mask: Node) -> bool:
         """Whether this is what a mask is: bools, or zeros and minus infinities."""
-        while mask.target in _KEEPS_VALUES or _is_cast(mask):
+        while mask.target in _KEEPS_VALUES or (_is_cast(mask) and _is_float(mask.args[0])):
             mask = mask.args[0]  # type: ignore[assignment]
         if mask.meta["val"].dtype is torch.bool:
             return self._read_bools(mask)
@@ -126,7 +126,7 @@ class _Reading:
         if node.target is aten.eq.Tensor and self._compares_rows(node):
             return True
         shape = _aligned(node)
-        if shape[1:] == [1, 1, self.keys]:
+        if shape[1:] == [1, 1, self.keys] and node.meta["val"].dtype is torch.bool:
             self.kept.append(node)
             return True
         return False
@@ -179,6 +179,10 @@ def _is_cast(node: Node) -> bool:
     return node.target in (aten._to_copy.default, aten.to.dtype)
 
 
+def _is_float(node: Any) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
 def _number(value: Any) -> float | None:
     """The number that a constant without dims, or an argument, is; None if it is none."""
     if isinstance(value, Node):
@@ -212,7 +216,7 @@ def _evaluate(node: Node) -> torch.Tensor | None:
     while waiting:
         each = waiting.pop()
         value = each.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.numel() > _MOST_ELEMENTS or not _is_determined(each):
+        if not isinstance(value, torch.Tensor) or value.numel() > _MOST_ELEMENTS or not is_determined(each):
             return None
         needed[each] = None
         waiting += [other for other in each.all_input_nodes if other not in needed]
@@ -222,10 +226,3 @@ def _evaluate(node: Node) -> torch.Tensor | None:
         kwargs = {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
         values[each] = each.target(*args, **kwargs)  # type: ignore[operator]
     return values[node]
-
-
-def _is_determined(node: Node) -> bool:
-    """Whether a node's value follows from those that it reads: it is no input, no draw and no memory of any content."""
-    if not isinstance(node.target, OpOverload) or "empty" in node.target.name():
-        return False
-    return torch.Tag.nondeterministic_seeded not in node.target.tags

@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
+from dynaxla.fx.graph_utils import is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
@@ -171,14 +172,26 @@ def _copy(graph: Graph, node: Node, copies: dict[Node, Node]) -> Node:
     return copies[node]
 
 
-def _follows_from_integers(node: Node) -> bool:
-    """Whether integers, bools and plain numbers determine a node, so that it costs little beside what it saves."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not value.dim():
-        return not isinstance(value, torch.Tensor) or node.op == "call_function"
-    if value.is_floating_point() and node.target not in _KEEP_NUMBERS:
-        return False
-    return node.op != "call_function" or all(map(_follows_from_integers, node.all_input_nodes))
+def _follows_from_integers(mask: Node) -> bool:
+    """Whether inputs of integers and bools, and plain numbers, determine a mask, so that it costs little beside what it saves.
+    A draw would be another one in the backward."""
+    known, waiting = set[Node](), [mask]
+    while waiting:
+        node = waiting.pop()
+        value = node.meta.get("val")
+        if node in known or not isinstance(value, torch.Tensor):
+            continue  # a size
+        known.add(node)
+        is_number = value.is_floating_point() and not value.dim()
+        if value.is_floating_point() and not is_number and node.target not in _KEEP_NUMBERS:
+            return False
+        if node.op == "call_function":
+            if not is_determined(node):
+                return False
+            waiting += node.all_input_nodes
+        elif is_number:
+            return False
+    return True
 
 
 def _merges(node: Node) -> bool:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.device.argument_checks import check_of
+from dynaxla.device.argument_checks import MOST_PLACES, check_of
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.registration import device_in_use
+from dynaxla.device.storage import storage_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.torch_api.private_device import aten_ops
 from tests.lists import quick
@@ -302,6 +303,16 @@ def test_indices_are_looked_at_once_until_they_are_written() -> None:
         assert looked.call_count == 3
         places.clamp_(max=5)
         assert rows[second].tolist() == rows.cpu()[[3, 5]].tolist()
+
+
+def test_few_places_of_a_memory_are_remembered() -> None:
+    order, rows = torch.arange(40, device=D), x(D, 40)
+    with mock.patch.object(type(device_in_use().eager.checks), "_available", return_value=None):
+        for start in range(40):  # each window of a permutation is another place
+            assert rows[order[start : start + 1]].tolist() == [1.0 + start]
+        assert 0 < len(storage_of(order).ranges or {}) <= MOST_PLACES
+        with pytest.raises(IndexError, match="index 39 is out of bounds"):
+            rows[:3][order[39:]]
 
 
 def test_collected_ops_raise_when_they_have_run() -> None:

@@ -83,6 +83,8 @@ MADE_OF_SEGMENTS: dict[str, tuple[Mask, bool, int, bool]] = {
 }
 
 OTHERS: dict[str, Mask] = {
+    "bools as numbers, which are added": (lambda keep, n: (columns() <= rows()).float()),
+    "integers as bools": (lambda keep, n: torch.logical_and(n[:, None, None], keep[:, None, None])),
     "one further": (lambda keep, n: columns() <= rows() + 1),
     "one less": (lambda keep, n: columns() < rows()),
     "backwards": (lambda keep, n: columns() >= rows()),
@@ -205,6 +207,27 @@ def bert() -> nn.Module:
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
     return BertModel(BertConfig(vocab_size=50, **sizes))
+
+
+def test_a_mask_that_is_drawn_is_kept_for_the_backward() -> None:
+    """One that were made again would be another one."""
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = torch.randint(0, 2, (ROWS, COLUMNS)) > 0
+        return F.scaled_dot_product_attention(query, key, value, mask)
+
+    given, found = [each.requires_grad_() for each in inputs()[:3]], list[Any]()
+    run_compiled = compiled(run, found)  # type: ignore[arg-type]
+    for function in (run_compiled, run):
+        torch.manual_seed(1)
+        function(*given).square().sum().backward()
+    doubled = [each.grad for each in given]
+    for each in given:
+        each.grad = None
+    torch.manual_seed(1)
+    run(*given).square().sum().backward()
+    for both, each in zip(doubled, given, strict=True):
+        assert_close(both, 2 * each.grad)
 
 
 PADDING = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
