@@ -6,9 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 from dynaxla.errors import DistributedError, ExecutionError
@@ -33,6 +34,46 @@ class SharedStore(Protocol):
     def get(self, key: str) -> bytes: ...
 
     def check(self, keys: list[str]) -> bool: ...
+
+
+class _AnsweringStore:
+    """A store of which each request has an answer in time: TCPStore waits for ever for a host that vanished.
+
+    Args:
+        store: what the requests go to.
+    """
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        self._ask(partial(self._store.set, key, value))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._ask(partial(self._store.get, key)))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask(partial(self._store.check, keys)))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        """
+        Raises:
+            RuntimeError: the store is gone, or does not answer: its server needs no lock of the interpreter, so that a busy
+                process answers too.
+        """
+        answer: Future[Any] = Future()
+        threading.Thread(target=_answer, args=(answer, request), daemon=True).start()
+        try:
+            return answer.result(LOST_AFTER_S)
+        except TimeoutError:
+            raise RuntimeError(f"no answer for {LOST_AFTER_S:g} s") from None
+
+
+def _answer(answer: Future[Any], request: Callable[[], Any]) -> None:
+    try:
+        answer.set_result(request())
+    except RuntimeError as error:  # of c10d
+        answer.set_exception(error)
 
 
 class Rendezvous(Protocol):
@@ -198,7 +239,7 @@ def _meet_in_store(coordination: Any, rank: int, host: str, timeout_s: float) ->
         coordination.key_value_set(key, str(store.port))
         return store
     port = int(coordination.blocking_key_value_get(key, max(1, int(1e3 * timeout_s))))
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    return _AnsweringStore(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit))
 
 
 def find_own_address(known: str | None) -> str:

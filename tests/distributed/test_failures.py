@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 _HEAD = """
-import os, sys, time
+import os, subprocess, sys, time
 import torch, torch.distributed as dist
 import dynaxla
 from dynaxla.errors import DistributedError, ProcessLost, ProgramsDiffer
@@ -75,6 +75,21 @@ def test_a_killed_process_is_named(killed: int, size: int) -> None:
     )
     for left in (text for rank, text in enumerate(printed) if rank != killed):
         _assert_named(left, killed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_host_that_vanishes_is_named(stopped: int) -> None:
+    """A stopped process closes no connection and answers nothing, as a host without power; process 0 has the store."""
+    printed, _ = _run_on_a_mesh(f"""
+        import signal
+        if rank == {stopped}:
+            quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(["sh", "-c", f"sleep 45; kill -9 {{os.getpid()}}"], **quiet)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        caught(lambda: steps(lambda: steady(split).item(), 4000))
+    """)
+    _assert_named(printed[1 - stopped], stopped)
 
 
 def _assert_named(left: str, killed: int) -> None:
