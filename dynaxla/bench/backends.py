@@ -27,6 +27,7 @@ from dynaxla.device.registration import device_mode, use
 from dynaxla.errors import OptionError
 from dynaxla.options import Options, require_member
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+from dynaxla.verify.float64_mode import Float64Mode, widen
 
 OF_TORCH_COMPILE = ("dynamic", "fullgraph", "mode")
 DEVICE_WAYS = ("compiled", "eager", "fused")
@@ -101,6 +102,21 @@ class BenchBackend:
 
         return run
 
+    @staticmethod
+    def prepare_in_float64(workload: Workload, *, train: bool) -> Run:
+        """Makes a run in eager, in float64 (integers stay): what others are judged by where their results differ."""
+        function = _copy(workload.function)
+        function = function.double() if isinstance(function, nn.Module) else function
+        calls = tree_map_only(torch.Tensor, _widen, workload.calls)
+        run_once = _take_gradients(function, function) if train else torch.no_grad()(function)
+
+        def run(number: int) -> Any:
+            args, kwargs = calls[number]
+            with Float64Mode():
+                return run_once(*args, **kwargs)
+
+        return run
+
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.name == "eager" or self.mode != "compiled":
             return function
@@ -144,6 +160,10 @@ def _copy(function: Callable[..., Any]) -> Any:
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return widen(tensor).requires_grad_(tensor.requires_grad)
 
 
 def _waiting_for(used: Any) -> Callable[[], object]:

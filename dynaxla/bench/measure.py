@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from dynaxla.bench.answers import Check, compare_answers
-from dynaxla.bench.cases import Case, Run
+from dynaxla.bench.answers import Check, compare_answers, judge_by_float64
+from dynaxla.bench.cases import Case, Prepare, Run
 from dynaxla.bench.compile_counters import CompileCounters
 from dynaxla.bench.records import BackendResult, CaseResult, StartTimes
 from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
@@ -129,7 +129,7 @@ def _run_first(case: Case, ways: Mapping[str, _Way], number: int) -> None:
         draws |= name == case.baseline and _drew(number)
         way.first_pass.append((seconds, moved))
     if case.check != "never":
-        _compare(case, ways, answers, draws=draws)
+        _compare(case, ways, answers, number, draws=draws)
 
 
 def _drew(seed: int) -> bool:
@@ -137,17 +137,24 @@ def _drew(seed: int) -> bool:
     return not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
 
 
-def _compare(case: Case, ways: Mapping[str, _Way], answers: Mapping[str, Any], *, draws: bool) -> None:
-    """Compares the results of all ways with the baseline's, of which `draws` says whether they may be random."""
+def _compare(case: Case, ways: Mapping[str, _Way], answers: Mapping[str, Any], number: int, *, draws: bool) -> None:
+    """Compares the results of an input of all ways with the baseline's, of which `draws` says whether they may be random."""
     expected = case.read(answers[case.baseline])
     for name in answers.keys() - {case.baseline}:
-        found = compare_answers(case.read(answers[name]), expected, case.tolerance)
+        given = case.read(answers[name])
+        found = compare_answers(given, expected, case.tolerance)
         if found.status == "differs" and draws:
             found = Check("random", message="the baseline draws random numbers")
+        elif found.status == "differs" and case.exact is not None:
+            found = judge_by_float64(found, given, expected, partial(_run_exact, case.exact, number))
         way = ways[name]
         worse = found.status == "random" or found.error > way.check.error
         if found.is_bad or way.check.status == "unchecked" or (way.check.status == "same" and worse):
             way.check = found
+
+
+def _run_exact(prepare: Prepare, number: int) -> Any:
+    return prepare()(number)
 
 
 class _Rounds:
@@ -183,7 +190,7 @@ class _Rounds:
             way.moved += moved
             answers[name] = results
         if self._case.check == "always" and self._case.baseline in self._ways:
-            _compare(self._case, self._ways, answers, draws=False)
+            _compare(self._case, self._ways, answers, number, draws=False)
 
 
 def _count_elements(case: Case, ways: Mapping[str, _Way]) -> None:

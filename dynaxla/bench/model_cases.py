@@ -49,5 +49,6 @@ class ModelRequest:
         """The case of these backends; the first is named `baseline`."""
         workload = self.load()
         ways = {each.text: partial(each.prepare, workload, train=self.train) for each in backends}
+        exact = partial(BenchBackend.prepare_in_float64, workload, train=self.train)
         about = f"{workload.about}, {'training' if self.train else 'inference'}"
-        return Case(self.workload, ways, baseline, workload.sizes, tolerance=self.tolerance, about=about)
+        return Case(self.workload, ways, baseline, workload.sizes, exact=exact, tolerance=self.tolerance, about=about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -159,3 +160,35 @@ def test_random_models_are_told_from_wrong_ones() -> None:
     request = ModelRequest("tests.bench.models:make_dropout")
     found = measure_case(request.make_case([BenchBackend.parse("eager"), BenchBackend.parse("dynaxla")], "eager"), FAST)
     assert found.results[1].check.status == "random"
+
+
+def test_results_as_near_to_float64_as_eagers_are_the_same() -> None:
+    """Numbers that lose digits: eager's are multiples of 1/16, those of the other way of 1/32."""
+    x = torch.rand(4096)
+
+    def measure(off: float) -> Any:
+        workload = Workload("sums", lambda x: (x + 1e6) - 1e6, [((x,), {})])
+        ways = {
+            "eager": partial(BenchBackend.parse("eager").prepare, workload, train=False),
+            "other": lambda: lambda number: (x + 5e5) - 5e5 + off,
+        }
+        exact = partial(BenchBackend.prepare_in_float64, workload, train=False)
+        return measure_case(Case("sums", ways, exact=exact), FAST).of("other")
+
+    right, wrong = measure(0.0), measure(1.0)
+    assert (right.check.status, right.check.message) == (
+        "same",
+        "beyond the tolerance, and as near to float64 as the baseline",
+    )
+    assert len(right.samples_s) == 3
+    assert (wrong.check.status, wrong.samples_s) == ("differs", [])
+
+
+def test_gradients_are_judged_by_float64() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())))
+    workload = Workload("norms", model, [((torch.randn(2, 16),), {})])
+    run = BenchBackend.prepare_in_float64(workload, train=True)
+    results, gradients = run(0)
+    assert {each.dtype for each in (*results, *gradients)} == {torch.float64}
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
