@@ -64,6 +64,44 @@ def convolve(
     return result
 
 
+def convolve_by_columns(
+    x: Array, weight: Array, windows: ConvolutionWindows, precision: lax.Precision | None = None
+) -> Array:
+    """The convolution of x [n, *space, c] with weight [o, c, *window], torch's layout, as one matrix product.
+
+    A row of the product's first matrix, [places, c * window], has what one window sees. Neither the product nor its gradients
+    permute the weight.
+    """
+    outputs, _, *window = weight.shape
+    seen = jnp.stack([each for _, each in windows.places(x, window)], -2)
+    columns = jnp.swapaxes(seen, -1, -2).reshape(math.prod(seen.shape[:-2]), math.prod(weight.shape[1:]))
+    contract = (((1,), (1,)), ((), ()))
+    product: Array = lax.dot_general(columns, weight.reshape(outputs, columns.shape[1]), contract, precision=precision)
+    return product.reshape(*seen.shape[:-2], outputs)
+
+
+def has_small_columns(
+    places: int, weight: Sequence[int], padding: Sequence[int], groups: int, *, is_permuted: bool
+) -> bool:
+    """Whether XLA's CPU is faster by `convolve_by_columns`.
+
+    A convolution there reads the weight permuted, and its gradients permute it twice more: for 512 channels and 7 x 7 places
+    that takes as long as the products. Columns are a matrix of [places, c * window] beside the weight's [o, c * window].
+
+    Args:
+        places: how many elements of an output channel there are, in the whole batch.
+        weight: its shape [o, c/groups, *window].
+        padding: along each spatial axis.
+        is_permuted: whether a permuted copy of the weight lasts for many calls. Then columns pay for a quarter of the places.
+    """
+    window = math.prod(weight[2:])
+    if groups != 1 or window > MAX_WINDOW_ELEMENTS:
+        return False
+    if window == 1 and not any(padding):
+        return not is_permuted
+    return places * (4 if is_permuted else 1) <= weight[0]
+
+
 def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Precision | None) -> Array:
     x = x[:, *(slice(None, None, step) for step in stride)]
     rows = x.reshape(-1, x.shape[-1])

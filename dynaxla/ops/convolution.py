@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -14,7 +15,7 @@ from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rul
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops import aten_forms
-from dynaxla.ops.channels_last import convolve
+from dynaxla.ops.channels_last import ConvolutionWindows, convolve, convolve_by_columns, has_small_columns
 from dynaxla.ops.dtypes import REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
@@ -93,10 +94,23 @@ def _convolve(
     # A 16-bit float is summed in float32: widened first, because the derivative of a product with an
     # `preferred_element_type` of its own mixes dtypes.
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(x))]
-    moved = jnp.moveaxis(x.astype(wide), 1, -1)
-    kernel = jnp.moveaxis(weight.astype(wide), (0, 1), (-1, -2))
-    highest = lax.Precision.HIGHEST
-    result = convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, highest)
+    moved, weight = jnp.moveaxis(x.astype(wide), 1, -1), weight.astype(wide)
+    spread, highest = input_dilation or [1] * len(stride), lax.Precision.HIGHEST
+
+    def by_windows(moved: Array, weight: Array) -> Array:
+        kernel = jnp.moveaxis(weight, (0, 1), (-1, -2))
+        return convolve(moved, kernel, stride, padding, dilation, groups, spread, highest)
+
+    def by_columns(moved: Array, weight: Array) -> Array:
+        windows = ConvolutionWindows(tuple(stride), tuple(padding), tuple(dilation), tuple(spread))
+        return convolve_by_columns(moved, weight, windows, highest)
+
+    places = math.prod(jax.eval_shape(by_windows, moved, weight).shape[:-1])
+    edges = [edge for pair in padding for edge in pair]
+    if input_dilation is None and has_small_columns(places, weight.shape, edges, groups, is_permuted=False):
+        result = lax.platform_dependent(moved, weight, cpu=by_columns, default=by_windows)
+    else:
+        result = by_windows(moved, weight)
     return jnp.moveaxis(result, -1, 1)
 
 

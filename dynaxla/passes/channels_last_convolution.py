@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,15 +12,40 @@ from torch.fx import Graph, Node
 
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before, replace
+from dynaxla.ops.channels_last import has_small_columns
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 
 aten = torch.ops.aten
 
 
-def rewrite_convolutions(graph: Graph) -> None:
-    """Convolutions get channels last, and their weights' new layout is an op of its own."""
+def rewrite_convolutions(graph: Graph, weights: Collection[Node] = ()) -> None:
+    """Convolutions get channels last, and their weights' new layout is an op of its own.
+
+    Args:
+        weights: the placeholders that keep their values for many calls.
+    """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        _rewrite_convolution(graph, node)
+        if not _is_by_columns(node, weights):
+            _rewrite_convolution(graph, node)
+
+
+def _is_by_columns(node: Node, weights: Collection[Node]) -> bool:
+    """Whether the op's body, which reads the weight as it is, computes the same faster."""
+    weight, padding, groups, value = node.args[1], node.args[4], node.args[8], node.meta["val"]
+    if value.dtype not in (torch.float32, torch.float64):
+        return False
+    shape = weight.meta["val"].shape  # type: ignore[union-attr]
+    sizes = [value.shape[0], *value.shape[2:]]
+    places = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else sys.maxsize
+    fixed = all(isinstance(size, int) for size in shape)
+    return fixed and has_small_columns(places, shape, padding, groups, is_permuted=_is_kept(weight, weights))  # type: ignore[arg-type]
+
+
+def _is_kept(node: Any, weights: Collection[Node]) -> bool:
+    """Whether a value is computed from weights alone, so that it lasts as long."""
+    return node in weights or (
+        bool(node.all_input_nodes) and all(_is_kept(each, weights) for each in node.all_input_nodes)
+    )
 
 
 def _rewrite_convolution(graph: Graph, node: Node) -> None:
@@ -44,14 +72,15 @@ def _per_dim(values: Any, dims: int) -> list[Any]:
 
 
 def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
-    rewrite_convolutions(graph.module.graph)
+    is_folded = graph.kind == "inference" and context.options.fold_parameters
+    rewrite_convolutions(graph.module.graph, graph.weights if is_folded else ())
     return graph
 
 
 PASS = Pass(
     "channels_last_convolution",
     _run,
-    "a convolution of floats that is not transposed has channels last; the weight's new layout is an op of its own, run once "
-    "per weight version",
+    "a convolution of floats that is not transposed has channels last, unless it is one product with the weight as it is; "
+    "the weight's new layout is an op of its own, run once per weight version",
     pays_on=lambda target: target.channels_last,
 )

@@ -224,6 +224,27 @@ def test_convolutions_of_single_places(dtype: torch.dtype, dims: int) -> None:
     assert_all_close(calls)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dtype", quick([torch.float32, torch.float64, torch.bfloat16], torch.float32))
+def test_convolutions_with_fewer_places_than_channels(dtype: torch.dtype, dims: int) -> None:
+    """On the CPU they are one product with the weight as it is, and so are their gradients."""
+    calls = []
+    for stride, padding, dilation, window, batch in (
+        (1, 0, 1, 3, 2),
+        (2, 1, 1, 3, 2),
+        (1, 2, 2, 2, 1),
+        (3, 0, 1, 3, 0),
+    ):
+        x, weight, bias = randn(batch, 4, *range(3, 3 + dims)), randn(70, 4, *[window] * dims), randn(70)
+        settings = ([stride] * dims, [padding] * dims, [dilation] * dims, False, [0] * dims, 1)
+        operands = [operand.to(dtype) for operand in (x, weight, bias)]
+        calls.append(Call.of(aten.convolution.default, *operands, *settings))
+        grad = randn(*calls[-1].expected.shape).to(dtype)  # type: ignore[union-attr]
+        given = (grad, *operands[:2], [70], *settings, [True] * 3)
+        calls.append(Call.of(aten.convolution_backward.default, *given))
+    assert_all_close(calls)
+
+
 @torch.no_grad()
 def test_a_depthwise_convolution_of_zeros_is_not_negative() -> None:
     def depthwise(x: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.custom_ops import internal
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.observe.recorder import Recorder
+from dynaxla.passes.channels_last_convolution import rewrite_convolutions
 from tests.tolerances import assert_close
 
 aten = torch.ops.aten
@@ -125,6 +128,40 @@ def on_itself(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for a, b in pairs
         for op in (torch.eq, torch.ne, torch.le, torch.lt, torch.sub, torch.div, torch.mul, torch.atan2, torch.add)
     )
+
+
+@pytest.mark.parametrize("keeps_weights", [False, True])
+def test_convolutions_that_are_products_leave_the_weight_as_it_is(keeps_weights: bool) -> None:
+    """1 x 1 ones where no permuted weight lasts for many calls, and those of few places; of the last one here it has 18."""
+    sizes = [(8, 3, 3, 3), (16, 8, 1, 1), (64, 16, 3, 3), (80, 64, 3, 3)]
+
+    def net(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = F.conv2d(x, weight)
+        return x
+
+    graph = make_fx(net, tracing_mode="fake")(torch.randn(2, 3, 9, 9), *map(torch.randn, sizes)).graph
+    _, *weights = graph.find_nodes(op="placeholder")
+    rewrite_convolutions(graph, weights if keeps_weights else ())
+    permuted = {
+        tuple(node.args[0].meta["val"].shape) for node in graph.find_nodes(op="call_function", target=internal.KERNEL)
+    }
+    assert permuted == set(sizes[:3] if keeps_weights else sizes[:1])
+
+
+def test_gradients_of_convolutions_that_are_products() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 16, 1),
+        nn.Conv2d(16, 64, 3),
+        nn.Conv2d(64, 80, 3),
+    )
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 9, 9)
+    for each in (model, torch.compile(other, backend="dynaxla")):
+        each(x).square().sum().backward()
+    for mine, eager in zip(other.parameters(), model.parameters(), strict=True):
+        assert_close(mine.grad, eager.grad)
 
 
 @torch.no_grad()
