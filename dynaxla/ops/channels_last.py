@@ -17,6 +17,9 @@ from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 MAX_WINDOW_ELEMENTS = 128
 """Depthwise windows with more elements than this are left to XLA, as each element adds three operations to compile."""
 
+MAX_COLUMN_WINDOW = 32
+"""A window of more elements is left to XLA: columns of 64 x 1 take longer to gather than the convolution."""
+
 Edges = Sequence[tuple[int, int]]
 
 
@@ -95,7 +98,7 @@ def has_small_columns(
         is_permuted: whether a permuted copy of the weight lasts for many calls. Then columns pay for a quarter of the places.
     """
     window = math.prod(weight[2:])
-    if groups != 1 or window > MAX_WINDOW_ELEMENTS:
+    if groups != 1 or window > MAX_COLUMN_WINDOW:
         return False
     if window == 1 and not any(padding):
         return not is_permuted
