@@ -13,7 +13,7 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS
-from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.eager_errors import check_number, check_numbers_fit
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import OpFamily
 
@@ -72,7 +72,7 @@ def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Numb
     return compute(body, self)
 
 
-@OPS.op(aten.celu.default, dtypes=FLOATS)
+@OPS.op(aten.celu.default, check=check_number("alpha", bool), dtypes=FLOATS)
 def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
     return elu(self, alpha, 1.0, 1.0 / alpha)
 

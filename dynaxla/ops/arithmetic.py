@@ -11,7 +11,7 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, NUMBERS, REAL
-from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_quotient_dtype, check_scales
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_quotient_dtype, check_scales
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -151,6 +151,6 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     return cast(jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b)), dtype)
 
 
-@OPS.op(aten.heaviside.default, dtypes=REAL)
+@OPS.op(aten.heaviside.default, check=check_one_dtype, dtypes=REAL)
 def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

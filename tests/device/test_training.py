@@ -112,6 +112,19 @@ def test_gradients_of_gradients_and_hooks() -> None:
     assert_close(run(x.to("dynaxla")).cpu(), run(x))
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_gradients_of_gradients_of_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+    def run(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        return [each.cpu() for each in torch.autograd.grad(slope.square().sum(), (x, *layer.parameters()))]
+
+    layer = kind(2, 3)
+    there, x = copy.deepcopy(layer).to("dynaxla"), torch.randn(3, 2, 2)
+    for mine, its in zip(run(there, x.to("dynaxla")), run(layer, x), strict=True):
+        assert_close(mine, its)
+
+
 def test_gradients_are_clipped_and_scaled() -> None:
     def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         model(x).sum().backward()

@@ -61,6 +61,24 @@ RAISING: dict[str, Function] = {
     "batch_norm in training": lambda h, i, m: F.batch_norm(h.float().view(3, 1), None, None, h[:1], None, True),
     "softmax's gradient": lambda h, i, m: torch.ops.aten._softmax_backward_data(h.float(), h, 0, torch.float32),
     "conv": lambda h, i, m: F.conv1d(h.view(1, 1, 3), h.float().view(1, 1, 3)),
+    "conv_transpose, output padding": lambda h, i, m: F.conv_transpose1d(
+        h.float().view(1, 1, 3), h.float().view(1, 1, 3), output_padding=3
+    ),
+    "sort": lambda h, i, m: h.sort(1)[0],
+    "stable sort": lambda h, i, m: h.sort(dim=-2, stable=True)[0],
+    "argsort": lambda h, i, m: h.argsort(1),
+    "stable argsort": lambda h, i, m: h.argsort(dim=1, stable=True),
+    "softmax": lambda h, i, m: h.softmax(1),
+    "select_scatter": lambda h, i, m: h.select_scatter(h[0], 0, 3),
+    "heaviside": lambda h, i, m: torch.heaviside(h, h.float()),
+    "round": lambda h, i, m: i.round(decimals=2),
+    "celu": lambda h, i, m: F.celu(h.float(), 0.0),
+    "smooth_l1_loss": lambda h, i, m: F.smooth_l1_loss(h, h, beta=-1.0),
+    "mvlgamma": lambda h, i, m: torch.mvlgamma(h.float() + 1, 0),
+    "leaky_relu in place": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, -0.5, True),
+    "elu in place": lambda h, i, m: torch.ops.aten.elu_backward(h, -0.5, 1, 1, True, h),
+    "celu in place": lambda h, i, m: torch.ops.aten.elu_backward(h, -0.5, 1, -2, True, h),
+    "rrelu in place": lambda h, i, m: torch.ops.aten.rrelu_with_noise_backward(h, h, h, -0.5, 0.2, False, True),
 }
 RAISING |= {
     **{f"{n} alpha": lambda h, i, m, n=n: getattr(torch, n)(i, i, alpha=1.1) for n in ("add", "sub", "rsub")},
@@ -83,6 +101,13 @@ FITS: dict[str, Function] = {
     "addmm": lambda h, i, m: torch.addmm(i[:1], i.view(1, 3), i.view(3, 1), alpha=1.5, beta=2.5),
     "add alpha": lambda h, i, m: torch.add(i, 2.5, alpha=1.5) + torch.add(h, i, alpha=1.5),
     "threshold_backward": lambda h, i, m: torch.ops.aten.threshold_backward(i, h.float(), 0.5),
+    "leaky_relu": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, -0.5, False),
+    "leaky_relu in place": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, 0.5, True),
+    "rrelu in place, drawn": lambda h, i, m: torch.ops.aten.rrelu_with_noise_backward(h, h, h, -0.5, 0.2, True, True),
+    "conv_transpose, output padding": lambda h, i, m: F.conv_transpose1d(
+        h.float().view(1, 1, 3), h.float().view(1, 1, 3), stride=2, output_padding=1
+    ),
+    "a number's softmax": lambda h, i, m: h[0].softmax(-1) + h[0].sort(0)[0],
     "mse_loss_backward": lambda h, i, m: torch.ops.aten.mse_loss_backward(h.double(), h.float(), h.float(), 1),
     "vmap": lambda h, i, m: torch.vmap(torch.mul, in_dims=(0, None))(i, 3.14),
     "vmap comparison": lambda h, i, m: torch.vmap(torch.gt, in_dims=(0, None))(h, 3.14),
@@ -104,7 +129,7 @@ def _both(function: Function, device: str) -> tuple[object, object]:
     for run, where in ((function, "cpu"), (way, device)):
         try:
             found.append(run(HALF.to(where), WHOLE.to(where), MASK.to(where)).cpu())
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, IndexError) as error:
             found.append(f"{type(error).__name__}: {error}".partition("\n")[0])
     return found[0], found[1]
 
