@@ -59,6 +59,17 @@ _TORCHS_OWN = (aten.copy_.default,)
 could not pass it on."""
 
 
+def _make_where_asked(
+    op: OpOverload, run: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    """A new tensor like another one, on the device that is asked for: elsewhere, it is made like an empty one there."""
+    where = options.get("device")
+    if where is None or where.type == DEVICE_TYPE:
+        return run(x, *args, **options)
+    like: torch.Tensor = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where), *args, **options)
+    return like
+
+
 def _zeros_like(run: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Of a fake tensor too, which has no memory: torch's own fallback of fake tensors asks for it."""
     is_fake = get_attached_memory(x.untyped_storage()) is None
@@ -144,6 +155,8 @@ class DeviceKernels:
         def call(*args: Any, **kwargs: Any) -> Any:
             return run(known, args, kwargs)
 
+        if known.names[:1] == ("self",) and "device" in known.names:
+            return partial(_make_where_asked, op, call)
         counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
         return partial(step_at_rate, counted) if op in FUSED else counted
 

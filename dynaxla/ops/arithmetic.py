@@ -113,7 +113,7 @@ def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scal
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decompose)
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, check=check_numbers_fit("weight"), dtypes=INEXACT, as_aten=decompose)
 def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     dtype = opmath_dtype(torch_dtype(self))
     start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
@@ -127,8 +127,11 @@ OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
 OPS.op(aten.atan2.default, dtypes=REAL)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
-OPS.op(aten.copysign.Tensor, dtypes=REAL)(inexact_elementwise(jnp.copysign))
-OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jnp.copysign))
+_NO_MAGNITUDE = Finding(Verdict.WRONG, INTEGERS, "the magnitude of the least number is taken before it is a float")
+OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(_NO_MAGNITUDE,))(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose, torch_mlir=(_NO_MAGNITUDE,))(
+    inexact_elementwise(jnp.copysign)
+)
 OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(jnp.gcd))
 OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
 OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))

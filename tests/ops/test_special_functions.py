@@ -158,3 +158,18 @@ def test_an_arc_tangent_of_nan_is_nan() -> None:
     x = torch.tensor([complex(math.nan, imag) for imag in (0.0, math.inf, 1.0)])
     assert to_torch(run_rule(aten.atan.default, (x,), {})).real.isnan().all()
     assert to_torch(run_rule(aten.atanh.default, (x * 1j,), {})).imag.isnan().all()
+
+
+def test_exponential_units_keep_the_digits_of_small_numbers() -> None:
+    x = torch.tensor([-1e-3, -1e-5, -1e-7, -1e-9])
+    for unit in (torch.nn.functional.elu, torch.nn.functional.celu, torch.nn.functional.selu):
+        found = torch.compile(unit, backend="dynaxla")(x)
+        torch.testing.assert_close(found, unit(x), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_sign_is_copied_to_the_least_number(dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.iinfo(dtype).min, -3, 3], dtype=dtype)
+    for sign in (torch.tensor(1, dtype=dtype), torch.tensor(-1, dtype=dtype), 2.0):
+        found = torch.compile(lambda x, sign=sign: torch.copysign(x, sign), backend="dynaxla")(x)
+        assert torch.equal(found, torch.copysign(x, sign))
