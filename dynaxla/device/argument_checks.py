@@ -303,6 +303,12 @@ def _histc(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
         yield AllowedRange(x, -highest, highest, RuntimeError)
 
 
+def _determinant(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    """torch's gradient takes the factors of a matrix with gaps for other ones, and a program reads it without gaps."""
+    if not given["A"].is_contiguous():
+        yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+
+
 def _of_classes(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     x, ignored = given["self"], given.get("ignore_index")
     if x.dim():
@@ -356,6 +362,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("floor_divide", "remainder", "fmod"), _of_divisors),
     **dict.fromkeys(("div.Tensor_mode", "div.out_mode"), _of_divisors),
     "histc": _histc,
+    **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _determinant),
     "masked_scatter": _masked_scatter,
     **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
     "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),
