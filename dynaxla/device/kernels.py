@@ -14,7 +14,7 @@ from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
-from dynaxla.device.copies import CopyKernels
+from dynaxla.device.copies import CopyKernels, make_where_asked
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
@@ -57,17 +57,6 @@ EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.de
 _TORCHS_OWN = (aten.copy_.default,)
 """Ops whose kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and
 could not pass it on."""
-
-
-def _make_where_asked(
-    op: OpOverload, run: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **options: Any
-) -> torch.Tensor:
-    """A new tensor like another one, on the device that is asked for: elsewhere, it is made like an empty one there."""
-    where = options.get("device")
-    if where is None or where.type == DEVICE_TYPE:
-        return run(x, *args, **options)
-    like: torch.Tensor = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where), *args, **options)
-    return like
 
 
 def _zeros_like(run: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -156,7 +145,7 @@ class DeviceKernels:
             return run(known, args, kwargs)
 
         if known.names[:1] == ("self",) and "device" in known.names:
-            return partial(_make_where_asked, op, call)
+            return partial(make_where_asked, op, call)
         counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
         return partial(step_at_rate, counted) if op in FUSED else counted
 
