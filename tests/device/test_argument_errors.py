@@ -497,17 +497,3 @@ def test_outputs_of_other_dtypes_and_sizes(name: str) -> None:
         expected, found = run(call, "cpu"), run(call, D)
         assert (found[0], found[2]) == (expected[0], expected[2])
         assert expected[0] == "gives" or found == expected
-
-
-DIMS_OF_IMAGES = {"nearest": 2, "nearest-exact": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}
-
-
-@pytest.mark.parametrize("mode", DIMS_OF_IMAGES)
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.complex64], ids=str)
-def test_images_of_dtypes_that_eager_has_no_kernel_for(mode: str, dtype: torch.dtype) -> None:
-    image = torch.ones((1, 3, *[8] * DIMS_OF_IMAGES[mode])).to(dtype)
-    for there in (image, image.to(D)):
-        with pytest.raises(NotImplementedError, match="not implemented for"):
-            F.interpolate(there, scale_factor=0.5, mode=mode)
-    with pytest.raises(NotImplementedError, match="not implemented for"):
-        torch.compile(F.interpolate, backend="dynaxla")(image, scale_factor=0.5, mode=mode)

@@ -222,3 +222,18 @@ def test_extremes_of_bytes(low: int) -> None:
     x = torch.randint(low, low + 50, (4, 5), dtype=torch.uint8)
     for reduce in (torch.amax, torch.amin, lambda x, dim: x.max(dim)[0], lambda x, dim: x.min(dim)[0]):
         assert torch.equal(torch.compile(reduce, backend="dynaxla")(x, 1), reduce(x, 1))
+
+
+DIMS_OF_IMAGES = {"nearest": 2, "nearest-exact": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}
+
+
+@pytest.mark.parametrize("mode", DIMS_OF_IMAGES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_images_of_dtypes_that_eager_has_no_kernel_for(mode: str, dtype: torch.dtype) -> None:
+    dynaxla.use("cpu")
+    image = torch.ones((1, 3, *[8] * DIMS_OF_IMAGES[mode])).to(dtype)
+    for there in (image, image.to("dynaxla")):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            F.interpolate(there, scale_factor=0.5, mode=mode)
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        torch.compile(F.interpolate, backend="dynaxla")(image, scale_factor=0.5, mode=mode)
