@@ -51,6 +51,9 @@ compiled graph
 - `nll_loss` and `cross_entropy` count the target as ignored;
 - `one_hot` compares its classes with their number, and raises as eager does.
 
+Nor can it raise because of other values: whole numbers that a tensor's zero divides are some number, `binary_cross_entropy` is NaN
+for inputs outside of 0 to 1 and its formula for such targets, and a first bag of `embedding_bag` that does not begin at 0 does so.
+
 Eager ops of a graph and single ops on the device (docs/device.md) do raise. Indices from outside are best checked where they
 come in, before the call; `options={"executor": "eager"}` runs the same graph op by op in eager PyTorch, which names the op.
 """

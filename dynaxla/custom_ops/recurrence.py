@@ -43,14 +43,7 @@ def recurrence_backward(
     kind: str,
 ) -> list[Tensor]:
     """Returns the gradients of `gates`, `state` and each of `weights`, from that of the states [time, batch, state]."""
-    before = torch.cat([state[None], states])[:-1]
-    of_state, of_weights = torch.zeros_like(state), [torch.zeros_like(weight) for weight in weights]
-    of_gates = []
-    for slope, given, earlier, later in zip(*(x.flip(0) for x in (grad, gates, before, states)), strict=True):
-        step, of_state, more = _return(slope + of_state, given, earlier, later, weights, kind)
-        of_gates.append(step)
-        of_weights = [one + other for one, other in zip(of_weights, more, strict=True)]
-    return [torch.stack(of_gates[::-1]), of_state, *of_weights]
+    return _return_all(grad, states, gates, state, weights, kind)
 
 
 @recurrence_backward.register_fake
@@ -72,7 +65,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     states, gates, state, *weights = ctx.saved_tensors
-    of_gates, of_state, *of_weights = RECURRENCE_BACKWARD(grad, states, gates, state, weights, ctx.kind)
+    run = _return_all if torch.is_grad_enabled() else RECURRENCE_BACKWARD  # plain ops have gradients of their own
+    of_gates, of_state, *of_weights = run(grad, states, gates, state, weights, ctx.kind)
     return of_gates, of_state, of_weights, None
 
 
@@ -102,6 +96,19 @@ def _advance(given: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> 
     cell = f.sigmoid() * state[:, weight.shape[1] :] + i.sigmoid() * g.tanh()
     hidden = o.sigmoid() * cell.tanh()
     return torch.cat([F.linear(hidden, *more) if more else hidden, cell], 1)
+
+
+def _return_all(
+    grad: Tensor, states: Tensor, gates: Tensor, state: Tensor, weights: list[Tensor], kind: str
+) -> list[Tensor]:
+    before = torch.cat([state[None], states])[:-1]
+    of_state, of_weights = torch.zeros_like(state), [torch.zeros_like(weight) for weight in weights]
+    of_gates = []
+    for slope, given, earlier, later in zip(*(x.flip(0) for x in (grad, gates, before, states)), strict=True):
+        step, of_state, more = _return(slope + of_state, given, earlier, later, weights, kind)
+        of_gates.append(step)
+        of_weights = [one + other for one, other in zip(of_weights, more, strict=True)]
+    return [torch.stack(of_gates[::-1]), of_state, *of_weights]
 
 
 def _return(

@@ -76,6 +76,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._convolution.default: _convolution,
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
+        aten.mvlgamma.default: _mvlgamma,
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
@@ -104,6 +105,11 @@ def _index_put(
 ) -> Tensor:
     """Drops `unsafe`, which disables eager's check of the indices."""
     return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def _mvlgamma(x: Tensor, p: int) -> Any:
+    """torch's own for what eager takes: it does not look at the number of dims."""
+    return NotImplemented if p < 1 else core_decompositions()[aten.mvlgamma.default](x, p)
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -266,6 +266,49 @@ def _of_rows(given: Mapping[str, Any], table: str = "weight") -> Iterator[Allowe
     yield AllowedRange(given["indices"], 0, given[table].shape[0] - 1)
 
 
+def _of_bags(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    indices, offsets = given["indices"], given["offsets"]
+    yield from _of_rows(given)
+    if indices.dim() == 1 and offsets.dim() == 1:
+        yield AllowedRange(offsets[:1], 0, 0, RuntimeError)
+        yield AllowedRange(offsets[-1:], 0, indices.shape[0], RuntimeError)
+
+
+def _of_labels(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    yield AllowedRange(given["target"], -1, given["self"].shape[-1] - 1 if given["self"].dim() else 0, RuntimeError)
+
+
+def _of_pooled(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    yield AllowedRange(given["indices"], 0, math.prod(given["output_size"]) - 1, RuntimeError)
+
+
+def _of_probabilities(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    for name in ("self", "target"):
+        yield AllowedRange(given[name], 0, 1, RuntimeError)
+
+
+def _of_divisors(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    """Whole numbers by zero; what takes a plain number instead is looked at when it is captured."""
+    x, other = given["self"], given["other"]
+    tensors = [each for each in (x, other) if isinstance(each, torch.Tensor)]
+    is_whole = not any(each.is_floating_point() or each.is_complex() for each in tensors)
+    if is_whole and isinstance(other, torch.Tensor) and given.get("rounding_mode", "floor") is not None:
+        yield AllowedRange(other, 1, 1, RuntimeError, lambda other: other != 0)
+
+
+def _histc(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    x = given["self"]
+    if x.is_floating_point() and given.get("min", 0) == given.get("max", 0):
+        highest = torch.finfo(x.dtype).max
+        yield AllowedRange(x, -highest, highest, RuntimeError)
+
+
+def _determinant(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    """torch's gradient takes the factors of a matrix with gaps for other ones, and a program reads it without gaps."""
+    if not given["A"].is_contiguous():
+        yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+
+
 def _of_classes(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     x, ignored = given["self"], given.get("ignore_index")
     if x.dim():
@@ -309,9 +352,17 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
     "take": _of_elements,
     "put": _put,
-    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _of_rows),
+    "embedding": _of_rows,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
     "embedding_renorm": partial(_of_rows, table="self"),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
+    "multilabel_margin_loss_forward": _of_labels,
+    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_pooled),
+    "binary_cross_entropy": _of_probabilities,
+    **dict.fromkeys(("floor_divide", "remainder", "fmod"), _of_divisors),
+    **dict.fromkeys(("div.Tensor_mode", "div.out_mode"), _of_divisors),
+    "histc": _histc,
+    **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _determinant),
     "masked_scatter": _masked_scatter,
     **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
     "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),

@@ -1,7 +1,8 @@
-"""Copies of tensors of the device: to the host and back, into other tensors, and to other dtypes."""
+"""Copies of tensors of the device: to the host and back, into other tensors, and to other dtypes; new tensors like them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from dynaxla.device.op_call import locate_view, resolve_lazy_bits
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_no_sharding, find_sharding
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import get_composite_kernel
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
@@ -156,3 +158,14 @@ _ACROSS = get_composite_kernel(aten._to_copy.default)
 _CONVERTED = FunctionalForm.of(aten._to_copy.default)
 _COPY = FunctionalForm.of(aten.copy_.default)
 _CONTIGUOUS = FunctionalForm.of(aten.clone.default)
+
+
+def make_where_asked(
+    op: OpOverload, run: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    """A new tensor like another one, on the device that is asked for: elsewhere, it is made like an empty one there."""
+    where = options.get("device")
+    if where is None or where.type == DEVICE_TYPE:
+        return run(x, *args, **options)
+    like: torch.Tensor = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where), *args, **options)
+    return like

@@ -14,7 +14,7 @@ from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.recurrence import RECURRENCE, RECURRENCE_BACKWARD
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.rnn_layers import RNN_LAYER_DECOMPOSITIONS
-from dynaxla.device.copies import CopyKernels
+from dynaxla.device.copies import CopyKernels, make_where_asked
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dispatcher import OpDispatcher
 from dynaxla.device.functional_forms import FunctionalForm
@@ -144,6 +144,8 @@ class DeviceKernels:
         def call(*args: Any, **kwargs: Any) -> Any:
             return run(known, args, kwargs)
 
+        if known.names[:1] == ("self",) and "device" in known.names:
+            return partial(make_where_asked, op, call)
         counted = partial(_counted, run, known) if known.written and known.counted == "parts" else call
         return partial(step_at_rate, counted) if op in FUSED else counted
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.ops.eager_errors import overflows, reason_not_scalable
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves
 
 aten = torch.ops.aten
 FILLS = (
@@ -59,7 +60,8 @@ def eager_error_reason(
     if function in _SUMS:
         details = _of_alpha(args, kwargs)
     elif function in _WITH_PRODUCTS:
-        details = (_of_value(number, [tensor.dtype for tensor in tensors]) for number in numbers)
+        complexes = (each for each in tree_leaves((args[3:], kwargs)) if isinstance(each, complex))  # are no inputs
+        details = (_of_value(each, [tensor.dtype for tensor in tensors]) for each in (*numbers, *complexes))
     elif function in _DIVISIONS:
         details = (_of_divisor(number, tensors) for number in numbers)
     else:
@@ -76,7 +78,7 @@ def _of_alpha(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str | 
         yield from (reason_not_scalable(alpha, torch.result_type(*pair)) for pair in zip(*columns, strict=False))
 
 
-def _of_value(number: float, dtypes: Collection[torch.dtype]) -> str | None:
+def _of_value(number: complex, dtypes: Collection[torch.dtype]) -> str | None:
     """What torch has against the scale of a product that is added, or what it computes with instead."""
     if isinstance(number, float) and not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
         return f"{number} scales whole numbers, without its fraction"

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
+from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS
-from dynaxla.ops.eager_errors import check_half, check_one_dtype
+from dynaxla.ops.eager_errors import check_all, check_half, check_one_dtype, check_slope
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import OpFamily
 
@@ -23,6 +25,8 @@ Number = int | float
 
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
+_LEAST_SPREAD = 1e-6
+"""Of the slopes of a randomized leaky unit; nearer bounds are one slope."""
 
 
 @OPS.op(aten.gelu_backward.default, dtypes=FLOATS, as_aten=decompose)
@@ -79,7 +83,13 @@ def hardsigmoid_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     return compute(lambda g, x: jnp.where((x > -3) & (x < 3), g / 6, 0), grad_output, self)
 
 
-@OPS.op(aten.leaky_relu_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
+@OPS.op(
+    aten.leaky_relu_backward.default,
+    check=check_slope("self_is_result", "negative_slope"),
+    dtypes=FLOATS,
+    pad=elementwise_rules.elementwise,
+    as_aten=decompose,
+)
 def leaky_relu_backward(
     grad_output: jax.Array, self: jax.Array, negative_slope: Number, self_is_result: bool
 ) -> jax.Array:
@@ -87,7 +97,13 @@ def leaky_relu_backward(
     return compute(lambda g, x: jnp.where(x > 0, g, g * negative_slope), grad_output, self)
 
 
-@OPS.op(aten.elu_backward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
+@OPS.op(
+    aten.elu_backward.default,
+    check=check_slope("is_result", "alpha"),
+    dtypes=FLOATS,
+    pad=elementwise_rules.elementwise,
+    as_aten=decompose,
+)
 def elu_backward(
     grad_output: jax.Array,
     alpha: Number,
@@ -159,7 +175,18 @@ def glu_backward(grad_output: jax.Array, self: jax.Array, dim: int) -> jax.Array
     return jnp.concatenate([grad_value, compute(gate_body, grad_output, value, gate)], axis=dim)
 
 
-@OPS.op(aten.rrelu_with_noise_backward.default, check=check_one_dtype, dtypes=FLOATS, pad=elementwise_rules.elementwise)
+def _check_drawn_slope(node: Node) -> str | None:
+    given = arguments_of(node)
+    is_drawn = given["training"] and given["upper"] - given["lower"] > _LEAST_SPREAD
+    return None if is_drawn else check_slope("self_is_result", "lower", "upper")(node)
+
+
+@OPS.op(
+    aten.rrelu_with_noise_backward.default,
+    check=check_all(check_one_dtype, _check_drawn_slope),
+    dtypes=FLOATS,
+    pad=elementwise_rules.elementwise,
+)
 def rrelu_with_noise_backward(
     grad_output: jax.Array,
     self: jax.Array,
@@ -169,6 +196,6 @@ def rrelu_with_noise_backward(
     training: bool,
     self_is_result: bool,
 ) -> jax.Array:
-    if training and upper - lower > 1e-6:
+    if training and upper - lower > _LEAST_SPREAD:
         return compute(jnp.multiply, grad_output, noise)
     return leaky_relu_backward(grad_output, self, (lower + upper) / 2, self_is_result)

@@ -12,10 +12,11 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS
-from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS, WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_number, check_numbers_fit
 from dynaxla.ops.promotion import compute, inexact_elementwise
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -64,7 +65,10 @@ def leaky_relu(self: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
     return compute(lambda x: jnp.where(x > 0, x, x * negative_slope), self)
 
 
-@OPS.op(aten.elu.default, dtypes=REAL)
+_LOST_DIGITS = Finding(Verdict.WRONG, WIDE_FLOATS, "exp(x) - 1 is 0 for x = -1e-9")
+
+
+@OPS.op(aten.elu.default, dtypes=REAL, torch_mlir=(_LOST_DIGITS,))
 def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> jax.Array:
     def body(x: jax.Array) -> jax.Array:
         return jnp.where(x <= 0, jnp.expm1(x * input_scale) * (alpha * scale), x * scale)
@@ -72,7 +76,7 @@ def elu(self: jax.Array, alpha: Number = 1, scale: Number = 1, input_scale: Numb
     return compute(body, self)
 
 
-@OPS.op(aten.celu.default, dtypes=FLOATS)
+@OPS.op(aten.celu.default, check=check_number("alpha", bool), dtypes=FLOATS, torch_mlir=(_LOST_DIGITS,))
 def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
     return elu(self, alpha, 1.0, 1.0 / alpha)
 

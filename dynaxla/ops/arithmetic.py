@@ -11,7 +11,7 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, NUMBERS, REAL
-from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_quotient_dtype, check_scales
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_quotient_dtype, check_scales
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -113,7 +113,7 @@ def addcdiv(self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, value: Scal
     return compute(lambda a, b, c: a + cast(value, torch_dtype(a)) * b / c, self, tensor1, tensor2)
 
 
-@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, dtypes=INEXACT, as_aten=decompose)
+@OPS.op(aten.lerp.Scalar, aten.lerp.Tensor, check=check_numbers_fit("weight"), dtypes=INEXACT, as_aten=decompose)
 def lerp(self: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     dtype = opmath_dtype(torch_dtype(self))
     start, stop, step = cast(self, dtype), cast(end, dtype), cast(weight, dtype)
@@ -127,8 +127,11 @@ OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
 OPS.op(aten.atan2.default, dtypes=REAL)(inexact_elementwise(jnp.arctan2))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
-OPS.op(aten.copysign.Tensor, dtypes=REAL)(inexact_elementwise(jnp.copysign))
-OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jnp.copysign))
+_NO_MAGNITUDE = Finding(Verdict.WRONG, INTEGERS, "the magnitude of the least number is taken before it is a float")
+OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(_NO_MAGNITUDE,))(inexact_elementwise(jnp.copysign))
+OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose, torch_mlir=(_NO_MAGNITUDE,))(
+    inexact_elementwise(jnp.copysign)
+)
 OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(jnp.gcd))
 OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
 OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
@@ -151,6 +154,6 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
     return cast(jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b)), dtype)
 
 
-@OPS.op(aten.heaviside.default, dtypes=REAL)
+@OPS.op(aten.heaviside.default, check=check_one_dtype, dtypes=REAL)
 def heaviside(self: jax.Array, values: jax.Array) -> jax.Array:
     return compute(lambda x, at_zero: jnp.where(x == 0, at_zero, (x > 0).astype(x.dtype)), self, values)

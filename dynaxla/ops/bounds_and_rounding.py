@@ -76,10 +76,8 @@ def round_half_even(self: jax.Array) -> jax.Array:
     return jnp.round(self) if _is_floating(self) else self
 
 
-@OPS.op(aten.round.decimals)
+@OPS.op(aten.round.decimals, dtypes=FLOATS)
 def round_decimals(self: jax.Array, decimals: int = 0) -> jax.Array:
-    if not _is_floating(self):
-        return self
     scale = 10.0 ** abs(decimals)
     if decimals < 0:
         return compute(lambda x: jnp.round(x / scale) * scale, self)

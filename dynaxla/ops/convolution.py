@@ -14,10 +14,11 @@ from torch.fx import Node
 from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.custom_ops import internal
+from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.channels_last import ConvolutionWindows, convolve, convolve_by_columns, has_small_columns
 from dynaxla.ops.dtypes import REAL_NUMBERS, WIDE_FLOATS
-from dynaxla.ops.eager_errors import check_one_dtype
+from dynaxla.ops.eager_errors import check_all, check_one_dtype
 from dynaxla.ops.promotion import JNP_DTYPES, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
@@ -26,7 +27,22 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.convolution.default, check=check_one_dtype, dtypes=REAL_NUMBERS, pad=windows_rules.convolution)
+def check_output_padding(node: Node) -> str | None:
+    """Refuses more rows behind a transposed convolution than a step or a dilation has: torch's fake kernel does not look."""
+    given = arguments_of(node)
+    extra, stride, dilation = given["output_padding"], given["stride"], given["dilation"]
+    steps = max(len(extra), len(stride), len(dilation))
+    each = zip(*(_per_dim(numbers, steps) for numbers in (extra, stride, dilation)), strict=True)
+    wrong = given["transposed"] and any(more >= step and more >= apart for more, step, apart in each)
+    return f"output padding {extra}" if wrong else None
+
+
+@OPS.op(
+    aten.convolution.default,
+    check=check_all(check_one_dtype, check_output_padding),
+    dtypes=REAL_NUMBERS,
+    pad=windows_rules.convolution,
+)
 def convolution(
     x: Array,
     weight: Array,

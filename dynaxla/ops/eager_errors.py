@@ -6,6 +6,7 @@ Such a call is refused, so that eager PyTorch runs it and raises.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.fx import Node
@@ -142,6 +143,34 @@ def check_labels(node: Node) -> str | None:
     """Refuses labels whose dtype is neither int64 nor uint8."""
     dtype = tensor_of(node, "target").dtype
     return None if dtype in (torch.int64, torch.uint8) else f"labels of {dtype}"
+
+
+def check_dim(node: Node) -> str | None:
+    """Refuses a dim that the operand does not have: torch's fake kernels of some ops do not look."""
+    dim, rank = arguments_of(node)["dim"], tensor_of(node, "self").ndim
+    return None if -max(rank, 1) <= dim < max(rank, 1) else f"dim {dim} of a tensor of {rank} dims"
+
+
+def check_number(name: str, allows: Callable[[float], bool]) -> Check:
+    """Makes a check that refuses calls in which the number that this argument is is none that eager takes."""
+
+    def check(node: Node) -> str | None:
+        number = arguments_of(node)[name]
+        return f"{name} is {number}" if isinstance(number, (int, float)) and not allows(number) else None
+
+    return check
+
+
+def check_slope(is_result: str, *slopes: str) -> Check:
+    """Makes a check that refuses gradients that are read off a result whose sign its argument may not have: those of an
+    activation in place with a negative slope."""
+
+    def check(node: Node) -> str | None:
+        given = arguments_of(node)
+        slope = sum(given[name] for name in slopes) / len(slopes)
+        return f"a slope of {slope}, in place" if given[is_result] and slope < 0 else None
+
+    return check
 
 
 def check_divisor(node: Node) -> str | None:

@@ -144,7 +144,7 @@ def svd(A: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, d
     if compute_uv:
         return tuple(linalg.svd(A, full_matrices=full_matrices))
     none = jnp.zeros((0,), A.dtype)
-    return none, linalg.svd(A, compute_uv=False), none
+    return none, linalg.svd(A, full_matrices=False, compute_uv=False), none
 
 
 @OPS.op(

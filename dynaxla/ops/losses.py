@@ -18,7 +18,7 @@ from dynaxla.bucketing.pad_rules import losses as losses_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
-from dynaxla.ops.eager_errors import check_labels, check_one_dtype
+from dynaxla.ops.eager_errors import check_labels, check_number, check_one_dtype
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import OpFamily
 
@@ -165,7 +165,13 @@ def mse_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reductio
     return compute(lambda g, a, b: 2 * broadcast_gradient(g, count, reduction) * (a - b), grad, x, target)
 
 
-@OPS.op(aten.smooth_l1_loss.default, dtypes=FLOATS, pad=losses_rules.loss, as_aten=decompose)
+@OPS.op(
+    aten.smooth_l1_loss.default,
+    check=check_number("beta", lambda beta: beta >= 0),
+    dtypes=FLOATS,
+    pad=losses_rules.loss,
+    as_aten=decompose,
+)
 def smooth_l1_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, beta: float = 1.0) -> jax.Array:
     def term(a: jax.Array, b: jax.Array) -> jax.Array:
         z = jnp.abs(a - b)

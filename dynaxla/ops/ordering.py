@@ -17,6 +17,7 @@ from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
+from dynaxla.ops.eager_errors import check_dim
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
 from dynaxla.torch_api.symbols import example
@@ -51,23 +52,23 @@ def restore_shape(pair: Pair, x: jax.Array, axis: int, keepdim: bool) -> Pair:
     return (values, places) if keepdim else (lax.squeeze(values, (axis,)), lax.squeeze(places, (axis,)))
 
 
-@OPS.op(aten.sort.default, dtypes=REAL, pad=sort_and_scan_rules.sort)
+@OPS.op(aten.sort.default, check=check_dim, dtypes=REAL, pad=sort_and_scan_rules.sort)
 def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
     values, places = sort_with_indices(as_vector(x), axis_of(dim, x.ndim), descending)
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
-@OPS.op(aten.sort.stable, dtypes=REAL, pad=sort_and_scan_rules.sort)
+@OPS.op(aten.sort.stable, check=check_dim, dtypes=REAL, pad=sort_and_scan_rules.sort)
 def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
     return sort(x, dim, descending)
 
 
-@OPS.op(aten.argsort.default, dtypes=REAL)
+@OPS.op(aten.argsort.default, check=check_dim, dtypes=REAL)
 def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
     return sort(x, dim, descending)[1]
 
 
-@OPS.op(aten.argsort.stable, dtypes=REAL)
+@OPS.op(aten.argsort.stable, check=check_dim, dtypes=REAL)
 def argsort_stable(x: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
     return sort(x, dim, descending)[1]
 

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
+from dynaxla.custom_ops.schema import arguments_of, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axis_of, slice_bounds, strided_positions
@@ -25,7 +27,15 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.select_scatter.default, pad=scattering_rules.select_scatter, as_aten=decompose)
+def check_position(node: Node) -> str | None:
+    """Refuses a position that the dim does not have: torch's fake kernel does not look."""
+    given = arguments_of(node)
+    size, index = tensor_of(node, "self").shape[given["dim"]], given["index"]
+    known = isinstance(size, int) and isinstance(index, int)
+    return f"position {index} of {size}" if known and not -size <= index < size else None
+
+
+@OPS.op(aten.select_scatter.default, check=check_position, pad=scattering_rules.select_scatter, as_aten=decompose)
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     return x.at[(slice(None),) * axis + (index,)].set(src)

@@ -10,7 +10,7 @@ from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.axes_and_dtypes import axis_of, widen
 from dynaxla.ops.dtypes import FLOATS
-from dynaxla.ops.eager_errors import check_softmax_dtype
+from dynaxla.ops.eager_errors import check_dim, check_softmax_dtype
 from dynaxla.ops.promotion import cast
 from dynaxla.ops.record import OpFamily
 
@@ -27,7 +27,7 @@ def _shifted(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return x - jnp.max(x, axes, keepdims=True, initial=-jnp.inf)
 
 
-@OPS.op(aten._softmax.default, dtypes=FLOATS, pad=reductions_rules.softmax)
+@OPS.op(aten._softmax.default, check=check_dim, dtypes=FLOATS, pad=reductions_rules.softmax)
 def softmax(x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
     """A row of only -inf gives NaN."""
     axes, wide = _along(x, dim), widen(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +26,60 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
 )
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
-OPS.op(aten.exp.default)(inexact_elementwise(jnp.exp))
-OPS.op(aten.exp2.default)(inexact_elementwise(jnp.exp2))
+
+def _exp(x: jax.Array) -> jax.Array:
+    """exp; XLA's is NaN for complex numbers of which neither part is finite."""
+    if not jnp.iscomplexobj(x):
+        return jnp.exp(x)
+    at_infinity = jnp.where(x.real > 0, lax.complex(x.real, x.imag - x.imag), 0)
+    return jnp.where(jnp.isinf(x.real) & ~jnp.isfinite(x.imag), at_infinity, jnp.exp(x))
+
+
+def _exp2(x: jax.Array) -> jax.Array:
+    """exp2; XLA's multiplies a complex number by a complex logarithm, which makes infinities NaN."""
+    logarithm = math.log(2)
+    return _exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else jnp.exp2(x)
+
+
+def _read_zeros(part: str, function: Callable[[jax.Array], jax.Array], sign: int = 1) -> Callable[..., jax.Array]:
+    """A function whose results on a branch cut depend on the sign of a zero, which XLA's does not read.
+
+    One part of a complex result has the sign of that part of the argument, or the other one; NaN there gives NaN.
+    """
+
+    def run(x: jax.Array) -> jax.Array:
+        made = function(x)
+        if not jnp.iscomplexobj(x):
+            return made
+        side = sign * getattr(x, part)
+        parts = {name: getattr(made, name) for name in ("real", "imag")}
+        parts[part] = jnp.where(jnp.isnan(side), side, jnp.copysign(parts[part], side))
+        return lax.complex(parts["real"], parts["imag"])
+
+    return run
+
+
+OPS.op(aten.exp.default)(inexact_elementwise(_exp))
+OPS.op(aten.exp2.default)(inexact_elementwise(_exp2))
 OPS.op(aten.expm1.default)(inexact_elementwise(jnp.expm1))
 OPS.op(aten.log.default)(inexact_elementwise(jnp.log))
 OPS.op(aten.log2.default)(inexact_elementwise(jnp.log2))
 OPS.op(aten.log10.default)(inexact_elementwise(jnp.log10))
 OPS.op(aten.log1p.default)(inexact_elementwise(jnp.log1p))
-OPS.op(aten.sqrt.default)(inexact_elementwise(jnp.sqrt))
+OPS.op(aten.sqrt.default)(inexact_elementwise(_read_zeros("imag", jnp.sqrt)))
 OPS.op(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
 OPS.op(aten.sin.default)(inexact_elementwise(jnp.sin))
 OPS.op(aten.cos.default)(inexact_elementwise(jnp.cos))
 OPS.op(aten.tan.default)(inexact_elementwise(jnp.tan))
-OPS.op(aten.asin.default)(inexact_elementwise(jnp.arcsin))
-OPS.op(aten.acos.default)(inexact_elementwise(jnp.arccos))
-OPS.op(aten.atan.default)(inexact_elementwise(jnp.arctan))
+OPS.op(aten.asin.default)(inexact_elementwise(_read_zeros("imag", jnp.arcsin)))
+OPS.op(aten.acos.default)(inexact_elementwise(_read_zeros("imag", jnp.arccos, -1)))
+OPS.op(aten.atan.default)(inexact_elementwise(_read_zeros("real", jnp.arctan)))
 OPS.op(aten.sinh.default)(inexact_elementwise(jnp.sinh))
 OPS.op(aten.cosh.default)(inexact_elementwise(jnp.cosh))
 OPS.op(aten.tanh.default)(inexact_elementwise(jnp.tanh))
-OPS.op(aten.asinh.default)(inexact_elementwise(jnp.arcsinh))
-OPS.op(aten.acosh.default)(inexact_elementwise(jnp.arccosh))
-OPS.op(aten.atanh.default)(inexact_elementwise(jnp.arctanh))
+OPS.op(aten.asinh.default)(inexact_elementwise(_read_zeros("real", jnp.arcsinh)))
+OPS.op(aten.acosh.default)(inexact_elementwise(_read_zeros("imag", jnp.arccosh)))
+OPS.op(aten.atanh.default)(inexact_elementwise(_read_zeros("imag", jnp.arctanh)))
 OPS.op(aten.erf.default, dtypes=REAL)(inexact_elementwise(jsp.erf))
 OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
 OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
@@ -58,8 +92,6 @@ OPS.op(aten.special_i0e.default, dtypes=REAL)(inexact_elementwise(jsp.i0e))
 OPS.op(aten.special_i1.default, dtypes=REAL)(inexact_elementwise(jsp.i1))
 OPS.op(aten.special_modified_bessel_i1.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i1))
 OPS.op(aten.special_i1e.default, dtypes=REAL)(inexact_elementwise(jsp.i1e))
-OPS.op(aten.igamma.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammainc))
-OPS.op(aten.igammac.default, dtypes=FLOATS)(inexact_elementwise(jsp.gammaincc))
 
 
 @OPS.op(aten.sinc.default, as_aten=decompose)

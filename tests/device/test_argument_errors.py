@@ -155,6 +155,18 @@ VALUES: dict[str, Call] = {
     "a negative embedding": lambda d: F.embedding(at(d, 0, -1), x(d, 3, 2)),
     "renormed embedding": lambda d: F.embedding(at(d, 0, 3), x(d, 3, 2), max_norm=1.0),
     "embedding_bag": lambda d: F.embedding_bag(at(d, [0, 5]), x(d, 3, 2)),
+    "bags that begin late": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 1)),
+    "bags that end late": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 0, 3)),
+    "binary_cross_entropy": lambda d: F.binary_cross_entropy(x(d, 3), x(d, 3) / 3),
+    "binary_cross_entropy, targets": lambda d: F.binary_cross_entropy(x(d, 3) / 3, x(d, 3)),
+    "multilabel_margin_loss": lambda d: F.multilabel_margin_loss(x(d, 2), at(d, 0, 2)),
+    "max_unpool": lambda d: F.max_unpool1d(x(d, 1, 1, 2), at(d, [[0, 4]]), 2),
+    "histc": lambda d: torch.histc(x(d, 3) * torch.nan),
+    "floor_divide": lambda d: at(d, 3, 4) // at(d, 1, 0),
+    "a number divided": lambda d: 3 // at(d, 1, 0),
+    "div_": lambda d: at(d, 3, 4).div_(at(d, 1, 0), rounding_mode="trunc"),
+    "remainder": lambda d: at(d, 3, 4) % at(d, 1, 0),
+    "fmod": lambda d: torch.fmod(at(d, 3, 4), at(d, 1, 0).int(), out=at(d, 0, 0)),
     "nll_loss": lambda d: F.nll_loss(x(d, 2, 3), at(d, 0, 3)),
     "nll_loss of images": lambda d: F.nll_loss(x(d, 2, 3, 1, 1), at(d, [[0]], [[3]])),
     "cross_entropy": lambda d: F.cross_entropy(x(d, 2, 3), at(d, 0, -1)),
@@ -170,6 +182,12 @@ VALUES: dict[str, Call] = {
     "lengths of rows": lambda d: torch.segment_reduce(x(d, 2, 6), "sum", lengths=at(d, [3, 3], [2, 3]), axis=1),
 }
 RIGHT: dict[str, Call] = {
+    "embedding_bag": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 0, 2)),
+    "binary_cross_entropy": lambda d: F.binary_cross_entropy(x(d, 3) / 3, 1 / x(d, 3)),
+    "histc": lambda d: torch.histc(x(d, 3), 3, 1, 3),
+    "floor_divide": lambda d: at(d, 3, 4) // at(d, 1, -2),
+    "division of floats": lambda d: x(d, 2) // at(d, 1, 0),
+    "true division": lambda d: at(d, 3, 4) / at(d, 1, 0),
     "nll_loss": lambda d: F.nll_loss(x(d, 2, 3), at(d, 0, -100)),
     "masked_scatter": lambda d: torch.masked_scatter(x(d, 3), at(d, True, False, True), x(d, 2)),
     "a mask": lambda d: x(d, 3)[at(d, True, False, True)],
@@ -479,17 +497,3 @@ def test_outputs_of_other_dtypes_and_sizes(name: str) -> None:
         expected, found = run(call, "cpu"), run(call, D)
         assert (found[0], found[2]) == (expected[0], expected[2])
         assert expected[0] == "gives" or found == expected
-
-
-DIMS_OF_IMAGES = {"nearest": 2, "nearest-exact": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}
-
-
-@pytest.mark.parametrize("mode", DIMS_OF_IMAGES)
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.complex64], ids=str)
-def test_images_of_dtypes_that_eager_has_no_kernel_for(mode: str, dtype: torch.dtype) -> None:
-    image = torch.ones((1, 3, *[8] * DIMS_OF_IMAGES[mode])).to(dtype)
-    for there in (image, image.to(D)):
-        with pytest.raises(NotImplementedError, match="not implemented for"):
-            F.interpolate(there, scale_factor=0.5, mode=mode)
-    with pytest.raises(NotImplementedError, match="not implemented for"):
-        torch.compile(F.interpolate, backend="dynaxla")(image, scale_factor=0.5, mode=mode)

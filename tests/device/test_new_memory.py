@@ -101,3 +101,30 @@ def test_dlpack_copies_to_the_host() -> None:
     with pytest.raises((RuntimeError, BufferError), match="Unsupported device"):
         np.from_dlpack(x)
     assert torch.from_dlpack(np.ones(2)).tolist() == [1, 1]
+
+
+LIKE_ANOTHER: dict[str, Callable[..., Tensor]] = {
+    **{name: getattr(torch, name) for name in ("empty_like", "ones_like", "zeros_like", "rand_like", "randn_like")},
+    "full_like": lambda x, **options: torch.full_like(x, 3.0, **options),
+    "randint_like": lambda x, **options: torch.randint_like(x, 3, **options),
+    "new_empty": lambda x, **options: x.new_empty(4, **options),
+    "new_zeros": lambda x, **options: x.new_zeros(4, **options),
+    "new_ones": lambda x, **options: x.new_ones(4, **options),
+    "new_full": lambda x, **options: x.new_full((4,), 3.0, **options),
+    "new_tensor": lambda x, **options: x.new_tensor([1.0], **options),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_ANOTHER)
+def test_a_tensor_like_another_is_where_it_is_asked_for(name: str) -> None:
+    make = LIKE_ANOTHER[name]
+    there = torch.ones(2, 3, device=D).t()
+    here = make(there, device="cpu", dtype=torch.float64)
+    like = make(there.cpu(), dtype=torch.float64)
+    assert (here.device.type, here.dtype, here.stride()) == ("cpu", like.dtype, like.stride())
+    assert make(here, device=D).device == make(there).device == there.device
+    assert make(there, device="meta").device.type == "meta"
+    if name in ("ones_like", "zeros_like", "full_like"):
+        compiled = torch.compile(lambda x: make(x, device="cpu") + 1, backend="dynaxla")(there)
+        assert compiled.device.type == "cpu"
+        assert torch.equal(compiled, make(there.cpu()) + 1)

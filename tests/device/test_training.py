@@ -112,6 +112,31 @@ def test_gradients_of_gradients_and_hooks() -> None:
     assert_close(run(x.to("dynaxla")).cpu(), run(x))
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_gradients_of_gradients_of_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+    def run(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        return [each.cpu() for each in torch.autograd.grad(slope.square().sum(), (x, *layer.parameters()))]
+
+    layer = kind(2, 3)
+    there, x = copy.deepcopy(layer).to("dynaxla"), torch.randn(3, 2, 2)
+    for mine, its in zip(run(there, x.to("dynaxla")), run(layer, x), strict=True):
+        assert_close(mine, its)
+
+
+@pytest.mark.parametrize("lay", [torch.clone, lambda x: x.t().clone().t(), lambda x: x.repeat_interleave(2, 1)[:, ::2]])
+def test_gradients_of_determinants_of_any_layout(lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        x = lay(x).requires_grad_()
+        results = torch.linalg.det(x), torch.linalg.slogdet(x)[1], torch.linalg.solve(x, x[0]).sum()
+        return [torch.autograd.grad(result, x)[0].cpu() for result in results]
+
+    x = torch.randn(4, 4) + 3 * torch.eye(4)
+    for mine, its in zip(run(x.to("dynaxla")), run(x), strict=True):
+        assert_close(mine, its)
+
+
 def test_gradients_are_clipped_and_scaled() -> None:
     def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         model(x).sum().backward()

@@ -50,6 +50,10 @@ RAISING: dict[str, Function] = {
     "remainder": lambda h, i, m: i % 0,
     "fmod": lambda h, i, m: i.fmod(0),
     "lerp": lambda h, i, m: torch.lerp(i, i, 0.5),
+    "lerp, complex": lambda h, i, m: torch.lerp(h, h, 3 + 4j),
+    "foreach lerp, complex": lambda h, i, m: torch._foreach_lerp([h], [h], 3 + 4j)[0],
+    "foreach addcmul, one complex": lambda h, i, m: torch._foreach_addcmul([h, h], [h, h], [h, h], [2.0, 1j])[1],
+    "foreach addcdiv, one complex": lambda h, i, m: torch._foreach_addcdiv([h, h], [h, h], [h, h], [1.0, 1j])[1],
     "mm": lambda h, i, m: h.view(1, 3) @ h.float().view(3, 1),
     "bmm": lambda h, i, m: h.view(1, 1, 3) @ h.float().view(1, 3, 1),
     "linear": lambda h, i, m: F.linear(h.view(1, 3), h.float().view(1, 3)),
@@ -61,6 +65,24 @@ RAISING: dict[str, Function] = {
     "batch_norm in training": lambda h, i, m: F.batch_norm(h.float().view(3, 1), None, None, h[:1], None, True),
     "softmax's gradient": lambda h, i, m: torch.ops.aten._softmax_backward_data(h.float(), h, 0, torch.float32),
     "conv": lambda h, i, m: F.conv1d(h.view(1, 1, 3), h.float().view(1, 1, 3)),
+    "conv_transpose, output padding": lambda h, i, m: F.conv_transpose1d(
+        h.float().view(1, 1, 3), h.float().view(1, 1, 3), output_padding=3
+    ),
+    "sort": lambda h, i, m: h.sort(1)[0],
+    "stable sort": lambda h, i, m: h.sort(dim=-2, stable=True)[0],
+    "argsort": lambda h, i, m: h.argsort(1),
+    "stable argsort": lambda h, i, m: h.argsort(dim=1, stable=True),
+    "softmax": lambda h, i, m: h.softmax(1),
+    "select_scatter": lambda h, i, m: h.select_scatter(h[0], 0, 3),
+    "heaviside": lambda h, i, m: torch.heaviside(h, h.float()),
+    "round": lambda h, i, m: i.round(decimals=2),
+    "celu": lambda h, i, m: F.celu(h.float(), 0.0),
+    "smooth_l1_loss": lambda h, i, m: F.smooth_l1_loss(h, h, beta=-1.0),
+    "mvlgamma": lambda h, i, m: torch.mvlgamma(h.float() + 1, 0),
+    "leaky_relu in place": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, -0.5, True),
+    "elu in place": lambda h, i, m: torch.ops.aten.elu_backward(h, -0.5, 1, 1, True, h),
+    "celu in place": lambda h, i, m: torch.ops.aten.elu_backward(h, -0.5, 1, -2, True, h),
+    "rrelu in place": lambda h, i, m: torch.ops.aten.rrelu_with_noise_backward(h, h, h, -0.5, 0.2, False, True),
 }
 RAISING |= {
     **{f"{n} alpha": lambda h, i, m, n=n: getattr(torch, n)(i, i, alpha=1.1) for n in ("add", "sub", "rsub")},
@@ -83,6 +105,13 @@ FITS: dict[str, Function] = {
     "addmm": lambda h, i, m: torch.addmm(i[:1], i.view(1, 3), i.view(3, 1), alpha=1.5, beta=2.5),
     "add alpha": lambda h, i, m: torch.add(i, 2.5, alpha=1.5) + torch.add(h, i, alpha=1.5),
     "threshold_backward": lambda h, i, m: torch.ops.aten.threshold_backward(i, h.float(), 0.5),
+    "leaky_relu": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, -0.5, False),
+    "leaky_relu in place": lambda h, i, m: torch.ops.aten.leaky_relu_backward(h, h, 0.5, True),
+    "rrelu in place, drawn": lambda h, i, m: torch.ops.aten.rrelu_with_noise_backward(h, h, h, -0.5, 0.2, True, True),
+    "conv_transpose, output padding": lambda h, i, m: F.conv_transpose1d(
+        h.float().view(1, 1, 3), h.float().view(1, 1, 3), stride=2, output_padding=1
+    ),
+    "a number's softmax": lambda h, i, m: h[0].softmax(-1) + h[0].sort(0)[0],
     "mse_loss_backward": lambda h, i, m: torch.ops.aten.mse_loss_backward(h.double(), h.float(), h.float(), 1),
     "vmap": lambda h, i, m: torch.vmap(torch.mul, in_dims=(0, None))(i, 3.14),
     "vmap comparison": lambda h, i, m: torch.vmap(torch.gt, in_dims=(0, None))(h, 3.14),
@@ -104,7 +133,7 @@ def _both(function: Function, device: str) -> tuple[object, object]:
     for run, where in ((function, "cpu"), (way, device)):
         try:
             found.append(run(HALF.to(where), WHOLE.to(where), MASK.to(where)).cpu())
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, IndexError) as error:
             found.append(f"{type(error).__name__}: {error}".partition("\n")[0])
     return found[0], found[1]
 
@@ -193,3 +222,18 @@ def test_extremes_of_bytes(low: int) -> None:
     x = torch.randint(low, low + 50, (4, 5), dtype=torch.uint8)
     for reduce in (torch.amax, torch.amin, lambda x, dim: x.max(dim)[0], lambda x, dim: x.min(dim)[0]):
         assert torch.equal(torch.compile(reduce, backend="dynaxla")(x, 1), reduce(x, 1))
+
+
+DIMS_OF_IMAGES = {"nearest": 2, "nearest-exact": 2, "bilinear": 2, "bicubic": 2, "linear": 1, "trilinear": 3}
+
+
+@pytest.mark.parametrize("mode", DIMS_OF_IMAGES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_images_of_dtypes_that_eager_has_no_kernel_for(mode: str, dtype: torch.dtype) -> None:
+    dynaxla.use("cpu")
+    image = torch.ones((1, 3, *[8] * DIMS_OF_IMAGES[mode])).to(dtype)
+    for there in (image, image.to("dynaxla")):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            F.interpolate(there, scale_factor=0.5, mode=mode)
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        torch.compile(F.interpolate, backend="dynaxla")(image, scale_factor=0.5, mode=mode)

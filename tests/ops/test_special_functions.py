@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 import torch
 
 from dynaxla.observe.recorder import Recorder
@@ -101,3 +103,73 @@ def test_special_functions_need_no_eager_part(recorder: Recorder) -> None:
         actual = torch.compile(function, backend="dynaxla", fullgraph=True)(*args)
     for mine, eager in zip(actual, function(*args), strict=True):
         assert_close(mine, eager)
+
+
+GAMMAS = {aten.igamma: scipy.special.gammainc, aten.igammac: scipy.special.gammaincc}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", GAMMAS, ids=str)
+def test_incomplete_gamma_functions(function: Any, dtype: torch.dtype) -> None:
+    """From where the series is exact in float32 to where neither series nor continued fraction is in float64."""
+    scales = torch.tensor([10.0**k for k in range(-3, 11)], dtype=torch.float64)
+    deviations = torch.tensor([-3.0, -1.0, -1e-3, 0.0, 0.5, 2.0], dtype=torch.float64)
+    a = scales[:, None].expand(-1, len(deviations)).to(dtype).flatten()
+    x = (scales[:, None] + deviations * scales[:, None].sqrt()).abs().to(dtype).flatten()
+    expected = torch.from_numpy(GAMMAS[function](a.double().numpy(), x.double().numpy())).to(dtype)
+    actual = to_torch(run_rule(function.default, (a, x), {}))
+    torch.testing.assert_close(actual, expected, rtol=1e-6 if dtype is torch.float32 else 1e-9, atol=0)
+
+
+@pytest.mark.parametrize("function", GAMMAS, ids=str)
+def test_edges_of_incomplete_gamma_functions(function: Any) -> None:
+    edges = torch.tensor([0.0, 1e-3, 1.0, 1e3, 1e5, -1.0, math.inf, -math.inf, math.nan])
+    a, x = torch.meshgrid(edges, edges, indexing="ij")
+    actual = to_torch(run_rule(function.default, (a, x), {}))
+    torch.testing.assert_close(actual, function.default(a, x), equal_nan=True)
+
+
+PARTS = [0.0, -0.0, 0.5, -0.5, 1.0, -2.0, 1e3, -1e3]
+CUT = [aten.sqrt, aten.rsqrt, aten.log, aten.log1p, aten.asin, aten.acos, aten.atan, aten.asinh, aten.acosh, aten.atanh]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("function", CUT, ids=str)
+def test_zeros_on_branch_cuts_have_a_sign(function: Any, dtype: torch.dtype) -> None:
+    x = torch.tensor([complex(real, imag) for real in PARTS for imag in PARTS], dtype=dtype)
+    expected = torch.tensor(
+        [function.default(each) for each in x], dtype=dtype
+    )  # of one element, as vectors may differ
+    actual = to_torch(run_rule(function.default, (x,), {}))
+    is_number = torch.isfinite(torch.view_as_real(expected)).all(-1)
+    torch.testing.assert_close(actual[is_number], expected[is_number], rtol=1e-4, atol=1e-5)
+
+
+def test_exponentials_of_complex_infinities() -> None:
+    parts = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0)
+    x = torch.tensor([complex(real, imag) for real in (math.inf, -math.inf) for imag in parts])
+    for function in (aten.exp, aten.exp2):
+        with np.errstate(invalid="ignore"):
+            expected = torch.from_numpy(np.exp(x.numpy()))
+        torch.testing.assert_close(to_torch(run_rule(function.default, (x,), {})), expected, equal_nan=True)
+
+
+def test_an_arc_tangent_of_nan_is_nan() -> None:
+    x = torch.tensor([complex(math.nan, imag) for imag in (0.0, math.inf, 1.0)])
+    assert to_torch(run_rule(aten.atan.default, (x,), {})).real.isnan().all()
+    assert to_torch(run_rule(aten.atanh.default, (x * 1j,), {})).imag.isnan().all()
+
+
+def test_exponential_units_keep_the_digits_of_small_numbers() -> None:
+    x = torch.tensor([-1e-3, -1e-5, -1e-7, -1e-9])
+    for unit in (torch.nn.functional.elu, torch.nn.functional.celu, torch.nn.functional.selu):
+        found = torch.compile(unit, backend="dynaxla")(x)
+        torch.testing.assert_close(found, unit(x), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_sign_is_copied_to_the_least_number(dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.iinfo(dtype).min, -3, 3], dtype=dtype)
+    for sign in (torch.tensor(1, dtype=dtype), torch.tensor(-1, dtype=dtype), 2.0):
+        found = torch.compile(lambda x, sign=sign: torch.copysign(x, sign), backend="dynaxla")(x)
+        assert torch.equal(found, torch.copysign(x, sign))

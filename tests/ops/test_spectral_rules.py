@@ -176,6 +176,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     *[(aten._linalg_eigh.default, (numbers(4, 4, dtype=C128), side, False), {}) for side in "LU"],
     (aten._linalg_svd.default, (numbers(2, 4, 3), False, False), {}),
     (aten._linalg_svd.default, (numbers(2, 4, 3), True, True), {}),
+    (aten._linalg_svd.default, (numbers(2, 1 << 17), False, False), {}),  # whose square no memory holds
     *[(aten.linalg_pinv.atol_rtol_tensor, (numbers(2, 5, 3, dtype=C128),), k)
       for k in ({}, {"rtol": torch.tensor(0.5)}, {"atol": torch.tensor(0.9)}, {"atol": torch.zeros(2, 1)})],
     (aten.linalg_pinv.atol_rtol_tensor, (positive(3, C128) - 2 * torch.eye(3),), {"hermitian": True}),
