@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import torch
-from jax import Array
+from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
@@ -63,7 +63,24 @@ def embedding_dense_backward(
         counts = jnp.zeros(num_weights, grads.dtype).at[rows].add(1)
         grads = grads / counts[rows][:, None]
     kept = jnp.where((rows == padding_idx)[:, None], 0, grads)
-    return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(kept).astype(grad_output.dtype)
+
+    def add_all(rows: Array, kept: Array) -> Array:
+        return jnp.zeros((num_weights, kept.shape[1]), kept.dtype).at[rows].add(kept).astype(grad_output.dtype)
+
+    def add_once(rows: Array, kept: Array) -> Array:
+        """Sums the rows that are equal, so that no table of the wider dtype is written."""
+        rows = jnp.where(rows < 0, rows + num_weights, rows)  # as indices are read
+        order = jnp.argsort(rows)
+        rows, kept = rows[order], kept[order]
+        place = jnp.cumsum(jnp.concatenate([jnp.zeros(1, jnp.int32), (rows[1:] != rows[:-1]).astype(jnp.int32)]))
+        sums = jnp.zeros_like(kept).at[place].add(kept, indices_are_sorted=True).astype(grad_output.dtype)
+        first = jnp.full(rows.shape, num_weights, rows.dtype).at[place].min(rows, indices_are_sorted=True)
+        whole = jnp.zeros((num_weights, kept.shape[1]), sums.dtype)
+        return whole.at[first].set(sums, mode="drop", indices_are_sorted=True, unique_indices=True)
+
+    if grads.dtype == grad_output.dtype or not 0 < rows.size < num_weights:
+        return add_all(rows, kept)
+    return lax.platform_dependent(rows, kept, tpu=add_once, default=add_all)  # type: ignore[no-any-return]
 
 
 @OPS.op(aten._embedding_bag.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
