@@ -91,10 +91,9 @@ def state_facts(cost: Mapping[str, float], memory: MemoryUse, hlo: str) -> dict[
 
 
 def compile_ours(built: Built, target: str, *, train: bool) -> dict[str, float]:
-    """The facts of all programs of a call together; what the call writes is donated."""
-    device = "cpu" if built.first_written is None else "dynaxla"  # whose tensors can be donated
+    """The facts of all programs of a call together; what the call writes is donated, as on a live device."""
     with FakeTensorMode():
-        arguments = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in built.arguments]
+        arguments = [torch.empty(each.shape, dtype=each.dtype, device="dynaxla") for each in built.arguments]
     model = TrainingStep(built.model) if train else built.model
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         reports = dynaxla.compile_for_target(model, arguments, target=target, options={"fallback": "error"})
@@ -140,9 +139,7 @@ def compare(name: str, given: argparse.Namespace, *, train: bool) -> CaseResult:
     ratios = {fact: ours[fact] / theirs[fact] for fact in ours if theirs.get(fact)}
     what = "a training step" if train else "inference"
     about = f"{what}, {given.target}, {time.perf_counter() - started:.0f} s in all"
-    return CaseResult(
-        f"{name}, {what}", [*results, BackendResult("ratio", facts=ratios)], baseline="jax", about=about
-    )
+    return CaseResult(f"{name}, {what}", [*results, BackendResult("ratio", facts=ratios)], baseline="jax", about=about)
 
 
 def attend_at_once() -> ExitStack:
@@ -163,7 +160,9 @@ def main() -> int:
     given = parser.parse_args()
     names: list[Any] = given.models or list(MODELS)
     modes = {"inference": [False], "training": [True], None: [False, True]}[given.only]
-    cases = [(name, train) for name in names for train in modes if not train or MODELS[name] is not MODELS["llama-decode"]]
+    cases = [
+        (name, train) for name in names for train in modes if not train or MODELS[name] is not MODELS["llama-decode"]
+    ]
     dynaxla.use("cpu")  # makes the device "dynaxla"
     with BenchSession(given, len(cases)) as session, attend_at_once() if given.attention == "whole" else ExitStack():
         for name, train in cases:

@@ -29,7 +29,6 @@ def convolve(
     groups: int,
     spread: Sequence[int] | None = None,
     precision: lax.Precision | None = None,
-    sums: jnp.dtype | None = None,
 ) -> Array:
     """The convolution of x [n, *space, c] with kernel [*window, c/groups, o].
 
@@ -40,7 +39,6 @@ def convolve(
     Args:
         edges: zero padding before and after each spatial axis; negative values crop.
         spread: the input's dilation along the spatial axes, for transposed convolutions.
-        sums: the dtype of the result, where XLA's own convolution computes it; None: that of the operands.
     """
     dims = x.ndim - 2
     spread = spread or [1] * dims
@@ -48,16 +46,13 @@ def convolve(
     def whole(x: Array, kernel: Array) -> Array:
         space = "DHW"[3 - dims :]
         layout = (f"N{space}C", f"{space}IO", f"N{space}C")
-        return lax.conv_general_dilated(
-            x, kernel, stride, edges, spread, dilation, layout, groups, precision=precision, preferred_element_type=sums
-        )
+        return lax.conv_general_dilated(x, kernel, stride, edges, spread, dilation, layout, groups, precision=precision)
 
     def depthwise(x: Array, kernel: Array) -> Array:
-        windows = ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread))
-        return _depthwise(x, kernel, windows).astype(sums or x.dtype)
+        return _depthwise(x, kernel, ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread)))
 
     def pointwise(x: Array, kernel: Array) -> Array:
-        return _product(x, kernel, stride, precision).astype(sums or x.dtype)
+        return _product(x, kernel, stride, precision)
 
     places = math.prod(kernel.shape[:dims])
     on_cpu = None

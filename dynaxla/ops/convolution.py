@@ -41,11 +41,9 @@ def convolution(
     dims = x.ndim - 2
     stride, padding, dilation = (_per_dim(v, dims) for v in (stride, padding, dilation))
     if transposed:
-        edges = _per_dim(output_padding, dims)
-        result = _transposed(x, weight, stride, padding, dilation, edges, groups, adds_bias=bias is not None)
+        result = _transposed(x, weight, stride, padding, dilation, _per_dim(output_padding, dims), groups)
     else:
-        edges = [(p, p) for p in padding]
-        result = _convolve(x, weight, stride, edges, dilation, groups, adds_bias=bias is not None)
+        result = _convolve(x, weight, stride, [(p, p) for p in padding], dilation, groups)
     if bias is not None:
         result = result + bias.astype(result.dtype).reshape(-1, *[1] * dims)
     return result.astype(x.dtype)
@@ -91,28 +89,14 @@ def _convolve(
     dilation: Sequence[int],
     groups: int,
     input_dilation: Sequence[int] | None = None,
-    *,
-    adds_bias: bool,
 ) -> Array:
     # A 16-bit float is summed in float32: widened first, because the derivative of a product with an
-    # `preferred_element_type` of its own mixes dtypes. A TPU sums bfloat16 so in any case, and what reads a product of
-    # float32 is not fused with the next convolution there.
+    # `preferred_element_type` of its own mixes dtypes.
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(x))]
-
-    def widened(x: Array, weight: Array) -> Array:
-        moved = jnp.moveaxis(x.astype(wide), 1, -1)
-        kernel = jnp.moveaxis(weight.astype(wide), (0, 1), (-1, -2))
-        return convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, lax.Precision.HIGHEST)
-
-    def narrow(x: Array, weight: Array) -> Array:
-        moved, kernel = jnp.moveaxis(x, 1, -1), jnp.moveaxis(weight, (0, 1), (-1, -2))
-        sums = wide if adds_bias else None
-        return convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, sums=sums).astype(wide)
-
-    if x.dtype == jnp.bfloat16:
-        result = lax.platform_dependent(x, weight, tpu=narrow, default=widened)
-    else:
-        result = widened(x, weight)
+    moved = jnp.moveaxis(x.astype(wide), 1, -1)
+    kernel = jnp.moveaxis(weight.astype(wide), (0, 1), (-1, -2))
+    highest = lax.Precision.HIGHEST
+    result = convolve(moved, kernel, stride, padding, dilation, groups, input_dilation, highest)
     return jnp.moveaxis(result, -1, 1)
 
 
@@ -124,8 +108,6 @@ def _transposed(
     dilation: Sequence[int],
     output_padding: Sequence[int],
     groups: int,
-    *,
-    adds_bias: bool,
 ) -> Array:
     """A transposed convolution: a convolution of the input, dilated by the stride, with the flipped kernel."""
     inputs, outputs, *window = weight.shape
@@ -134,7 +116,7 @@ def _transposed(
     kernel = jnp.flip(kernel, range(2, kernel.ndim))
     reach = [d * (w - 1) for d, w in zip(dilation, window, strict=True)]
     edges = [(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)]
-    return _convolve(x, kernel, [1] * len(window), edges, dilation, groups, stride, adds_bias=adds_bias)
+    return _convolve(x, kernel, [1] * len(window), edges, dilation, groups, input_dilation=stride)
 
 
 @OPS.op(internal.KERNEL, pad=windows_rules.permute_weight, as_aten=aten_forms.kernel_channels_last)

@@ -5,6 +5,8 @@ An index out of range, for which torch raises, gives NaN: a program cannot raise
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
@@ -64,23 +66,26 @@ def embedding_dense_backward(
         grads = grads / counts[rows][:, None]
     kept = jnp.where((rows == padding_idx)[:, None], 0, grads)
 
-    def add_all(rows: Array, kept: Array) -> Array:
-        return jnp.zeros((num_weights, kept.shape[1]), kept.dtype).at[rows].add(kept).astype(grad_output.dtype)
-
-    def add_once(rows: Array, kept: Array) -> Array:
-        """Sums the rows that are equal, so that no table of the wider dtype is written."""
-        rows = jnp.where(rows < 0, rows + num_weights, rows)  # as indices are read
-        order = jnp.argsort(rows)
-        rows, kept = rows[order], kept[order]
-        place = jnp.cumsum(jnp.concatenate([jnp.zeros(1, jnp.int32), (rows[1:] != rows[:-1]).astype(jnp.int32)]))
-        sums = jnp.zeros_like(kept).at[place].add(kept, indices_are_sorted=True).astype(grad_output.dtype)
-        first = jnp.full(rows.shape, num_weights, rows.dtype).at[place].min(rows, indices_are_sorted=True)
-        whole = jnp.zeros((num_weights, kept.shape[1]), sums.dtype)
-        return whole.at[first].set(sums, mode="drop", indices_are_sorted=True, unique_indices=True)
-
     if grads.dtype == grad_output.dtype or not 0 < rows.size < num_weights:
-        return add_all(rows, kept)
+        return _add_rows(num_weights, grad_output.dtype, rows, kept)
+    add_all, add_once = (partial(add, num_weights, grad_output.dtype) for add in (_add_rows, sum_equal_rows))
     return lax.platform_dependent(rows, kept, tpu=add_once, default=add_all)  # type: ignore[no-any-return]
+
+
+def _add_rows(count: int, dtype: jnp.dtype, rows: Array, values: Array) -> Array:
+    """A table [count, n] of zeros, to whose rows [m] the values [m, n] are added."""
+    return jnp.zeros((count, values.shape[1]), values.dtype).at[rows].add(values).astype(dtype)
+
+
+def sum_equal_rows(count: int, dtype: jnp.dtype, rows: Array, values: Array) -> Array:
+    """As `_add_rows`, by sums [m, n] of the values of equal rows: no whole table in the wider dtype of the values."""
+    rows = jnp.where(rows < 0, rows + count, rows)  # as indices are read
+    order = jnp.argsort(rows)
+    rows, values = rows[order], values[order]
+    place = jnp.cumsum(jnp.append(jnp.zeros(1, bool), rows[1:] != rows[:-1]), dtype=jnp.int32)
+    sums = jnp.zeros_like(values).at[place].add(values, indices_are_sorted=True).astype(dtype)
+    own = jnp.full(rows.shape, count, rows.dtype).at[place].min(rows, indices_are_sorted=True)
+    return jnp.zeros((count, values.shape[1]), dtype).at[own].set(sums, mode="drop")
 
 
 @OPS.op(aten._embedding_bag.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)

@@ -62,9 +62,7 @@ def attend(
         return jnp.where(is_nothing[..., None], 0, output), jnp.where(is_nothing, -jnp.inf, logsumexp)
 
 
-def attend_only(
-    query: Array, key: Array, value: Array, kept: Sequence[Array], is_causal: bool, factor: float
-) -> Array:
+def attend_only(query: Array, key: Array, value: Array, kept: Sequence[Array], is_causal: bool, factor: float) -> Array:
     """The output of `attend` alone: the kernel writes no logsumexp, each of which takes 128 lanes.
 
     Args:

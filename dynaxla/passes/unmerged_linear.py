@@ -66,6 +66,7 @@ def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
 PASS = Pass(
     "unmerged_linear",
     _run,
-    "products of linear layers keep the dims of their rows apart: XLA's TPU compiler fuses no reader of a product past a reshape",
-    pays_on=lambda target: target.has_attention_kernels,
+    "products of linear layers keep the dims of their rows apart: XLA's TPU compiler fuses no reader of a product past a "
+    "reshape",
+    pays_on=lambda target: target.fuses_short_of_reshapes,
 )
