@@ -76,7 +76,8 @@ def load_torchax() -> ModuleType:
         name = "mask" if mask is None or mask.dtype == jnp.bool_ else "bias"
         return env.j2t_iso(jnp.swapaxes(jax.nn.dot_product_attention(*operands, **{name: mask}, **how), 1, 2))
 
-    def multiply_groups(rows: Any, matrices: Any, offs: Any) -> Any:
+    def multiply_groups(rows: Any, matrices: Any, offs: Any, bias: None = None, out_dtype: Any = None) -> Any:
+        del bias, out_dtype  # Mixtral has neither
         sizes = jnp.diff(offs.jax().astype(jnp.int32), prepend=jnp.zeros(1, jnp.int32))
         return env.j2t_iso(jax.lax.ragged_dot(rows.jax(), matrices.jax(), sizes))
 

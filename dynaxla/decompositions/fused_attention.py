@@ -227,8 +227,8 @@ def attend_on_device(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`. On a device of a package's, torch makes it of products and a softmax: only a kernel in C++
-    can tell it that attention is one op there. The op of the CPU has a body for every device."""
+    """`scaled_dot_product_attention`. On a device of a package's, torch makes it of products and a softmax: only a kernel in
+    C++ can tell it that attention is one op there. The op of the CPU has a body for every device."""
     given = query, key, value, attn_mask, dropout_p, is_causal
     if enable_gqa and query.dim() == key.dim() == value.dim() == 4:
         key, value = (_repeat_heads(each, query.shape[1] // max(each.shape[1], 1)) for each in (key, value))
