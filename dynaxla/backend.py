@@ -14,11 +14,7 @@ from dynaxla.aot_cache.kept_capture import KeptCapture
 from dynaxla.bucketing.dynamic_dim_hints import mark_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
-from dynaxla.decompositions.choose_decompositions import GraphDecompositions
-from dynaxla.decompositions.margin_losses import replace_margin_losses
-from dynaxla.decompositions.mask_writes import replace_mask_gradients
-from dynaxla.decompositions.resize import keep_resizes_whole
-from dynaxla.decompositions.rnn_layers import replace_rnn_layers
+from dynaxla.decompositions.choose_decompositions import GraphDecompositions, replace_composites
 from dynaxla.errors import DynaxlaError, make_raising
 from dynaxla.fx.edit import mark_modules
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
@@ -183,7 +179,7 @@ class GraphCompiler:
         tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
 
         def capture(make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any]) -> Callable[..., Any]:
-            with keep_resizes_whole(), replace_margin_losses(), replace_mask_gradients(), replace_rnn_layers():
+            with replace_composites():
                 return aot_autograd(  # type: ignore[no-any-return]
                     **self._compilers(make_compiler),
                     decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),

@@ -17,7 +17,7 @@ kernel_op = "dynaxla::kernel_channels_last"
 
 @torch.library.custom_op(linear_op, mutates_args=())
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`: x [m, k], weight [n, k], bias broadcastable to [m, n] or None; returns [m, n].
+    """`x @ weight.T + bias`: x [..., m, k], weight [n, k], bias broadcastable to [m, n] or None; returns [..., m, n].
 
     XLA's CPU emitter copies an explicitly transposed weight at every call of a one-row product (twenty times the
     product's own time); contracting the weight's second dim reads it in index.
@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @linear.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
 
 
 @torch.library.custom_op(kernel_op, mutates_args=())
@@ -199,12 +199,14 @@ def attention_of_segments(
     ids: list[Tensor],
     is_causal: bool,
     scale: float | None,
+    saves: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`attention` whose mask is told by rows, not by every query and key: what a kernel takes without such a mask in memory.
 
     Args:
         kept: bools [1 or b, 1, 1, k] or like them: a query attends to keys for which all hold.
         ids: none, or two: integers of queries [1 or b, 1, q, 1] and of keys [1 or b, 1, 1, k], which must be equal.
+        saves: whether the logsumexp is read; else it may be NaN.
     """
     results: tuple[Tensor, Tensor] = ATTENTION(query, key, value, _mask_of_segments(kept, ids), is_causal, scale)
     return results
@@ -219,6 +221,7 @@ def _(
     ids: list[Tensor],
     is_causal: bool,
     scale: float | None,
+    saves: bool = True,
 ) -> tuple[Tensor, Tensor]:
     results: tuple[Tensor, Tensor] = ATTENTION(query, key, value, None, is_causal, scale)
     return results

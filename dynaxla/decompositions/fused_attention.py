@@ -8,6 +8,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType, NotImplementedType
 
 import torch
@@ -17,6 +18,8 @@ from torch.types import IntLikeType
 from dynaxla.custom_ops import internal
 from dynaxla.torch_api.decompositions import get_computation_dtype
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, make_composite_kernel, replace_python_kernels
+from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten
 
@@ -211,6 +214,59 @@ def _unify_lengths(key: Tensor, value: Tensor) -> None:
 
 def _seeds(query: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(2, dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+
+
+def attend_on_device(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention`. On a device of a package's, torch makes it of products and a softmax: only a kernel in
+    C++ can tell it that attention is one op there. The op of the CPU has a body for every device."""
+    given = query, key, value, attn_mask, dropout_p, is_causal
+    if enable_gqa and query.dim() == key.dim() == value.dim() == 4:
+        key, value = (_repeat_heads(each, query.shape[1] // max(each.shape[1], 1)) for each in (key, value))
+    shapes = [tuple(each.shape) for each in (query, key, value)]
+    is_one_op = (
+        query.device.type == DEVICE_TYPE
+        and len(shapes[0]) == 4
+        and shapes[1] == shapes[2] == (*shapes[0][:2], key.shape[-2], shapes[0][-1])
+        and query.is_floating_point()
+        and not dropout_p
+        and not (attn_mask is not None and attn_mask.requires_grad)
+    )
+    if not is_one_op:
+        take_apart = make_composite_kernel(aten.scaled_dot_product_attention.default)
+        return take_apart(*given, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
+    return _attend_at_once(query, key, value, attn_mask, is_causal, scale)
+
+
+def _attend_at_once(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf).to(query.dtype)
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def _repeat_heads(x: Tensor, times: int) -> Tensor:
+    """[b, g, n, e] -> [b, g * times, n, e], each head `times` in a row, as `passes/grouped_query_attention.py` reads it."""
+    batch, groups, *rest = x.shape
+    return x[:, :, None].expand(batch, groups, times, *rest).reshape(batch, groups * times, *rest)
+
+
+def replace_attention() -> AbstractContextManager[None]:
+    """Context in which `attend_on_device` replaces torch's attention, which is restored at the end."""
+    return replace_python_kernels(
+        {aten.scaled_dot_product_attention.default: dict.fromkeys((COMPOSITE, AUTOGRAD), attend_on_device)}
+    )
 
 
 ATTENTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Results]] = MappingProxyType(

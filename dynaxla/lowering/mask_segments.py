@@ -9,6 +9,7 @@ to see what they are; of a query's segment with a key's; and of values that each
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,14 +55,20 @@ def tell_segments(graph: Graph) -> None:
             mask = given.get("mask", given.get("attn_mask"))
             query, key = (list(given[name].meta["val"].shape) for name in ("query", "key"))
             dtype = str(given["query"].meta["val"].dtype).removeprefix("torch.")
-            if isinstance(mask, Node) and not given.get("dropout_p") and takes(query, key, dtype):
-                place = mask, query[2], key[2]
-                if place not in known:
-                    with disable_modes(), torch.no_grad():
-                        known[place] = _read(*place)
-                found = known[place]
-                if found is not None:
-                    _rewrite(node, given, found, is_backward=target in _BACKWARD)
+            if given.get("dropout_p") or not takes(query, key, dtype):
+                continue
+            is_backward = target in _BACKWARD
+            if mask is None:
+                if not is_backward and not _reads_logsumexp(node):
+                    _rewrite(node, given, _Reading(query[2], key[2]), is_backward=False)
+                continue
+            place = mask, query[2], key[2]
+            if place not in known:
+                with disable_modes(), torch.no_grad():
+                    known[place] = _read(*place)
+            found = known[place]
+            if found is not None:
+                _rewrite(node, given, found, is_backward=is_backward)
     graph.eliminate_dead_code()
 
 
@@ -79,8 +86,12 @@ def _rewrite(node: Node, given: Mapping[str, Any], found: _Reading, *, is_backwa
         node.args = (given["grad"], *told, given["out"], given["logsumexp"], is_causal, given.get("scale"))
     else:
         node.target = internal.ATTENTION_OF_SEGMENTS
-        node.args = (*told, is_causal, given.get("scale"))
+        node.args = (*told, is_causal, given.get("scale"), _reads_logsumexp(node))
     node.kwargs = {}
+
+
+def _reads_logsumexp(node: Node) -> bool:
+    return any(user.target is not operator.getitem or (user.args[1] == 1 and user.users) for user in node.users)
 
 
 @dataclass

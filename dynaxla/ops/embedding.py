@@ -5,9 +5,11 @@ An index out of range, for which torch raises, gives NaN: a program cannot raise
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 import torch
-from jax import Array
+from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
@@ -63,7 +65,27 @@ def embedding_dense_backward(
         counts = jnp.zeros(num_weights, grads.dtype).at[rows].add(1)
         grads = grads / counts[rows][:, None]
     kept = jnp.where((rows == padding_idx)[:, None], 0, grads)
-    return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(kept).astype(grad_output.dtype)
+
+    if grads.dtype == grad_output.dtype or not 0 < rows.size < num_weights:
+        return _add_rows(num_weights, grad_output.dtype, rows, kept)
+    add_all, add_once = (partial(add, num_weights, grad_output.dtype) for add in (_add_rows, sum_equal_rows))
+    return lax.platform_dependent(rows, kept, tpu=add_once, default=add_all)  # type: ignore[no-any-return]
+
+
+def _add_rows(count: int, dtype: jnp.dtype, rows: Array, values: Array) -> Array:
+    """A table [count, n] of zeros, to whose rows [m] the values [m, n] are added."""
+    return jnp.zeros((count, values.shape[1]), values.dtype).at[rows].add(values).astype(dtype)
+
+
+def sum_equal_rows(count: int, dtype: jnp.dtype, rows: Array, values: Array) -> Array:
+    """As `_add_rows`, by sums [m, n] of the values of equal rows: no whole table in the wider dtype of the values."""
+    rows = jnp.where(rows < 0, rows + count, rows)  # as indices are read
+    order = jnp.argsort(rows)
+    rows, values = rows[order], values[order]
+    place = jnp.cumsum(jnp.append(jnp.zeros(1, bool), rows[1:] != rows[:-1]), dtype=jnp.int32)
+    sums = jnp.zeros_like(values).at[place].add(values, indices_are_sorted=True).astype(dtype)
+    own = jnp.full(rows.shape, count, rows.dtype).at[place].min(rows, indices_are_sorted=True)
+    return jnp.zeros((count, values.shape[1]), dtype).at[own].set(sums, mode="drop")
 
 
 @OPS.op(aten._embedding_bag.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)

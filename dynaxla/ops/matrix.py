@@ -173,11 +173,11 @@ def trilinear(
 
 @OPS.op(internal.LINEAR, check=check_one_dtype, pad=matmul_rules.linear, as_aten=aten_forms.linear)
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x [m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""
+    """x [..., m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)
     wide = jnp.float32 if narrow else None
-    contract = (((1,), (1,)), ((), ()))
-    if x.shape[0] == 1:
+    contract = (((x.ndim - 1,), (1,)), ((), ()))
+    if x.shape[:-1] == (1,):
         product = lax.dot_general(weight, x, contract, preferred_element_type=wide).T
     else:
         product = lax.dot_general(x, weight, contract, preferred_element_type=wide)

@@ -24,12 +24,17 @@ def attention_of_segments_on_tpu(
     ids: Sequence[Array],
     is_causal: bool,
     scale: float | None,
+    saves: bool = True,
 ) -> tuple[Array, Array]:
     """As `attention_of_segments`, by a kernel where one takes the call."""
     if not has_kernel(query, key):
         return attention_of_segments(query, key, value, kept, ids, is_causal, scale)
-    segments = splash_attention.find_segments(query, key, kept, ids)
-    return splash_attention.attend(query, key, value, segments, is_causal, scale_factor(query, scale))
+    factor = scale_factor(query, scale)
+    if saves or ids:
+        segments = splash_attention.find_segments(query, key, kept, ids)
+        return splash_attention.attend(query, key, value, segments, is_causal, factor)
+    output = splash_attention.attend_only(query, key, value, kept, is_causal, factor)
+    return output, jnp.full(query.shape[:-1], jnp.nan, jnp.float32)
 
 
 @OPS.op(internal.ATTENTION_OF_SEGMENTS, on_tpu=attention_of_segments_on_tpu)
@@ -41,7 +46,9 @@ def attention_of_segments(
     ids: Sequence[Array],
     is_causal: bool,
     scale: float | None,
+    saves: bool = True,
 ) -> tuple[Array, Array]:
+    del saves  # XLA drops what is not read
     return attention(query, key, value, _mask_of_segments(kept, ids), is_causal, scale)
 
 

@@ -62,6 +62,36 @@ def attend(
         return jnp.where(is_nothing[..., None], 0, output), jnp.where(is_nothing, -jnp.inf, logsumexp)
 
 
+def attend_only(query: Array, key: Array, value: Array, kept: Sequence[Array], is_causal: bool, factor: float) -> Array:
+    """The output of `attend` alone: the kernel writes no logsumexp, each of which takes 128 lanes.
+
+    Args:
+        kept: bools of keys, as `find_segments` takes them.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    segments = find_segments(query, key, kept, ())
+    with jax.enable_x64(False):
+        kernel = _kernel(query.shape, key.shape, is_causal, saves=False)
+        output = jax.vmap(kernel)(_times(query, factor), key, value, _segment_ids(segments))
+        if segments is None:
+            return output  # type: ignore[no-any-return]
+        sees_any = _see_any(segments[1] != _NO_SEGMENT, query.shape[2], is_causal)
+        return jnp.where(sees_any[:, None, :, None], output, 0)
+
+
+def _see_any(kept: Array, queries: int, is_causal: bool) -> Array:
+    """Whether a query attends to a key, [b, q], from the keys that are kept, [b, k]."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    if not is_causal:
+        return jnp.broadcast_to(kept.any(1, keepdims=True), (kept.shape[0], queries))
+    so_far = lax.cummax(kept.astype(jnp.int32), 1) > 0
+    return jnp.pad(so_far, ((0, 0), (0, max(queries - kept.shape[1], 0))), mode="edge")[:, :queries]
+
+
 def attend_backward(
     grad: Array,
     query: Array,

@@ -10,12 +10,14 @@ from dynaxla.passes import (
     grouped_query_attention,
     strided_views,
     transposed_matmul,
+    unmerged_linear,
 )
 
 REWRITES = (
     batch_norm_folding.PASS,
     strided_views.PASS,
     transposed_matmul.PASS,
+    unmerged_linear.PASS,
     grouped_query_attention.PASS,
     channels_last_convolution.PASS,
     canonical_ops.PASS,

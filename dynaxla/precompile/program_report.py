@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ class ProgramReport:
         file: of the package, if there is one.
         devices: over how many devices it is partitioned; all figures are those of one device.
         collectives: what it sends between devices.
+        hlo_text: gives the compiled program as text; the compiler may compile it again for that.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ProgramReport:
     file: PackagedFile | None = None
     devices: int = 1
     collectives: tuple[Collective, ...] = ()
+    hlo_text: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def fits(self) -> bool:

@@ -158,6 +158,7 @@ class Collector:
                 file=None if made is None else made.file,
                 devices=1 if calls.sharding is None else calls.sharding.mesh.size,
                 collectives=() if calls.sharding is None else tuple(list_collectives(executable.hlo_text())),
+                hlo_text=executable.hlo_text,
             )
         )
         return executable

@@ -31,6 +31,7 @@ class Target:
         channels_last: whether convolutions are faster in channels-last layout.
         copies_transposed: whether the compiler copies a transposed operand of a matrix product at every call, so that reading
             a weight in its memory order is faster.
+        fuses_short_of_reshapes: whether the compiler fuses what reads a matrix product only where no reshape is between them.
         has_attention_kernels: whether kernels compute attention, which take no mask of queries by keys.
     """
 
@@ -44,6 +45,7 @@ class Target:
     joint_unknown: JointPolicies = JOINT_UNKNOWN
     channels_last: bool = False
     copies_transposed: bool = False
+    fuses_short_of_reshapes: bool = False
     has_attention_kernels: bool = False
 
     def policies(self, all_sizes_vary: bool) -> SymbolPolicies:

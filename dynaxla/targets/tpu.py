@@ -29,6 +29,7 @@ _TPU = Target(
     policy=LANE_FRIENDLY,
     joint=JOINT_LANE_FRIENDLY,
     joint_unknown=JOINT_LANE_FRIENDLY,
+    fuses_short_of_reshapes=True,
     has_attention_kernels=True,
 )
 

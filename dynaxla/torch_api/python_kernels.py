@@ -35,6 +35,14 @@ def make_autograd_kernel(op: OpOverload) -> Kernel:
     return partial(op._op_dk, AUTOGRAD)
 
 
+def make_composite_kernel(op: OpOverload) -> Kernel:
+    """Returns torch's own kernel that makes an op of others, even if a Python kernel overrides it.
+
+    Relies on `_op_dk`.
+    """
+    return partial(op._op_dk, COMPOSITE)
+
+
 @contextmanager
 def replace_python_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
     """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.

@@ -259,3 +259,22 @@ def test_masks_of_models(make: Callable[[], nn.Module], given: dict[str, Tensor]
     assert [node.target for node in found].count(TOLD[0]) == 2  # layers
     assert [node.target for node in found].count(TOLD[1]) == 2
     assert {node.args[5 if node.target is TOLD[0] else 8] for node in found} == {is_causal}
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_logsumexp_that_nothing_reads_is_not_saved(is_masked: bool, trains: bool) -> None:
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    given = [torch.randn(2, 3, ROWS, 8) for _ in range(3)]
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        added = torch.where(columns() <= rows(), 0.0, -math.inf) if is_masked else None
+        return attend(query, key, value, attn_mask=added)[: 1 + trains]  # type: ignore[no-any-return]
+
+    made = make_fx(run, tracing_mode="fake")(*given)
+    mask_segments.tell_segments(made.graph)
+    made.recompile()
+    told = made.graph.find_nodes(op="call_function", target=internal.ATTENTION_OF_SEGMENTS)
+    assert [node.args[-1] for node in told] == ([] if trains and not is_masked else [trains])
+    for found, expected in zip(made(*given), run(*given), strict=True):
+        assert_close(found, expected)

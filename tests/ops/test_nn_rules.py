@@ -6,6 +6,8 @@ import itertools
 import math
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch._ops import OpOverload
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from dynaxla.custom_ops import internal
 from dynaxla.observe.recorder import Recorder
+from dynaxla.ops.embedding import sum_equal_rows
 from tests.lists import quick
 from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run_rule, run_rules, targets_of, to_torch
 from tests.tolerances import assert_close
@@ -291,3 +294,13 @@ def test_bags_and_their_gradients(mode: str, padding_idx: int | None, dtype: tor
     assert tables[0].grad is not None
     assert tables[1].grad is not None
     assert_close(tables[1].grad, tables[0].grad)
+
+
+@pytest.mark.parametrize("rows", [[3], [2, 0, 2, 5, -1, 2, 5, 0], [1, 1, 1, 9]])
+def test_sums_of_equal_rows_are_the_gradient_of_an_embedding(rows: list[int]) -> None:
+    """What a TPU computes for 16-bit floats; rows out of range are no table's."""
+    given = jnp.asarray(rows, jnp.int32)
+    values = jnp.asarray(torch.randn(len(rows), 4).numpy())
+    own = (jnp.bfloat16, given, values)
+    found, expected = sum_equal_rows(6, *own), jnp.zeros((6, 4)).at[given].add(values, mode="drop").astype(jnp.bfloat16)
+    assert_close(*(torch.from_numpy(np.asarray(each, np.float32)) for each in (found, expected)))

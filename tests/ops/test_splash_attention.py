@@ -114,6 +114,22 @@ def test_segments(name: str, is_causal: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("keeps", ["all", "the first", "the last", "none"])
+def test_the_output_alone(keeps: str, lengths: tuple[int, int], is_causal: bool) -> None:
+    *given, _ = operands(lengths)
+    places = np.arange(lengths[1])[None, None, None]
+    bounds = np.array([lengths[1], 70])[:, None, None, None]
+    kept = {"all": [], "the first": [places < bounds], "the last": [places >= bounds - 70], "none": [places < 0]}[keeps]
+    masks = [jnp.asarray(each) for each in kept], []
+    found, unread = segment_attention.attention_of_segments_on_tpu(*given, *masks, is_causal, None, saves=False)
+    wide = [x.astype(jnp.float32) for x in given]
+    expected, logsumexp = segment_attention.attention_of_segments(*wide, *masks, is_causal, None)
+    assert (found.dtype, unread.shape, unread.dtype) == (jnp.bfloat16, logsumexp.shape, logsumexp.dtype)
+    np.testing.assert_allclose(np.asarray(found, np.float32), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_a_query_that_attends_to_nothing_gives_zeros() -> None:
     query, key, value, grad = operands((256, 256))
     kept = [jnp.asarray(LEFT)]

@@ -200,6 +200,19 @@ def test_torchs_own_derivative_is_there_behind_a_python_kernel() -> None:
     assert len(asked) == 1
 
 
+@boundary("python_kernels.make_composite_kernel")
+def test_torchs_own_way_to_take_an_op_apart_is_there_behind_a_python_kernel() -> None:
+    op, x = aten.scaled_dot_product_attention.default, torch.randn(2, 3, 4)
+    expected = op(x, x, x)
+
+    def kernel(*args: Any) -> Tensor:
+        return python_kernels.make_composite_kernel(op)(*args)  # type: ignore[no-any-return]
+
+    changes = {op: dict.fromkeys((python_kernels.COMPOSITE, python_kernels.AUTOGRAD), kernel)}
+    with python_kernels.replace_python_kernels(changes), enable_python_dispatcher():
+        assert torch.equal(op(x, x, x), expected)
+
+
 @boundary("python_kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
