@@ -18,7 +18,13 @@ from torch.types import IntLikeType
 from dynaxla.custom_ops import internal
 from dynaxla.torch_api.decompositions import get_computation_dtype
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, make_composite_kernel, replace_python_kernels
+from dynaxla.torch_api.python_kernels import (
+    AUTOGRAD,
+    COMPOSITE,
+    is_in_transform,
+    make_composite_kernel,
+    replace_python_kernels,
+)
 from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten
@@ -240,6 +246,7 @@ def attend_on_device(
         and query.is_floating_point()
         and not dropout_p
         and not (attn_mask is not None and attn_mask.requires_grad)
+        and not is_in_transform()  # the op has no batching rule, and no derivative but one
     )
     if not is_one_op:
         take_apart = make_composite_kernel(aten.scaled_dot_product_attention.default)

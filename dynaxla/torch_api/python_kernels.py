@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+import torch
 from torch._C import DispatchKey
 
 from dynaxla.torch_api.overloads import OpOverload
@@ -41,6 +42,14 @@ def make_composite_kernel(op: OpOverload) -> Kernel:
     Relies on `_op_dk`.
     """
     return partial(op._op_dk, COMPOSITE)
+
+
+def is_in_transform() -> bool:
+    """Whether ops run within a transform of torch.func: vmap, grad, jvp.
+
+    Relies on `torch._C._functorch.peek_interpreter_stack`.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

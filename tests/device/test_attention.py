@@ -71,6 +71,33 @@ def test_others_are_taken_apart(attends: list[int], shapes: Any) -> None:
     assert not attends
 
 
+def _tangent(*given: torch.Tensor) -> torch.Tensor:
+    return torch.func.jvp(F.scaled_dot_product_attention, given, given)[1]
+
+
+def _second_derivatives(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.func.jacfwd(torch.func.grad(lambda q: F.scaled_dot_product_attention(q, k, v).square().sum()))(q)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (torch.func.vmap(F.scaled_dot_product_attention), (2, 1, 2, 3, 4)),
+        (_tangent, (1, 2, 3, 4)),
+        (_second_derivatives, (1, 2, 3, 4)),
+    ],
+    ids=["vmap", "jvp", "second derivatives"],
+)
+def test_transforms_take_it_apart(attends: list[int], call: Any, shape: tuple[int, ...]) -> None:
+    """The op of the CPU has no batching rule and no second derivatives."""
+    given = [torch.randn(shape).double() for _ in range(3)]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = call(*given)
+    found = torch.compile(call, backend="dynaxla")(*(each.to("dynaxla") for each in given))
+    assert_close(found.cpu(), expected)
+    assert not attends
+
+
 def test_a_mask_with_a_gradient(attends: list[int]) -> None:
     check(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), *[(2, 3, 5, 4)] * 3, (5, 5))
     assert not attends

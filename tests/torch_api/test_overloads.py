@@ -213,6 +213,14 @@ def test_torchs_own_way_to_take_an_op_apart_is_there_behind_a_python_kernel() ->
         assert torch.equal(op(x, x, x), expected)
 
 
+@boundary("python_kernels.is_in_transform")
+def test_a_transform_of_torch_func_is_seen() -> None:
+    seen: list[bool] = []
+    torch.func.vmap(lambda x: (seen.append(python_kernels.is_in_transform()), x)[1])(torch.ones(2))
+    assert seen == [True]
+    assert not python_kernels.is_in_transform()
+
+
 @boundary("python_kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
