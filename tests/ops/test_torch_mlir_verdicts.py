@@ -99,6 +99,14 @@ def test_who_lowers_a_call(target: OpOverload, shapes: list[tuple[int, ...]], pl
     assert LoweringChoice(KnownFailures(), platform=platform).offers(node) == offered
 
 
+@pytest.mark.parametrize(("rows", "offered"), [((5,), True), ((2, 5), False)])
+def test_linear_layers_that_keep_their_rows_apart_are_not_merged_by_torch_mlir(
+    rows: tuple[int, ...], offered: bool
+) -> None:
+    node = _call(internal.LINEAR, torch.empty(*rows, 3), torch.empty(4, 3))
+    assert LoweringChoice(KnownFailures(), platform="tpu").offers(node) == offered
+
+
 @pytest.mark.parametrize(("platform", "offered"), [("cpu", False), ("tpu", True)])
 def test_speed_on_one_platform_does_not_bind_another(platform: str, offered: bool) -> None:
     x, kernel = torch.empty(1, 8, 8, 4), torch.empty(3, 3, 1, 4)
