@@ -20,7 +20,7 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import INEXACT, NUMBERS, REAL_NUMBERS, WIDE_FLOATS, WIDE_NUMBERS
+from dynaxla.ops.dtypes import NUMBERS, REAL_NUMBERS, WIDE_FLOATS, WIDE_INEXACT, WIDE_NUMBERS
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_scales
 from dynaxla.ops.promotion import JNP_DTYPES, Scalar, cast, opmath_dtype, promote, round_to, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -183,7 +183,7 @@ _MERGED_ROWS = "torch-mlir's products take matrices alone, and XLA's TPU compile
     check=check_one_dtype,
     pad=matmul_rules.linear,
     as_aten=aten_forms.linear,
-    torch_mlir=(Finding(Verdict.SLOWER, INEXACT, _MERGED_ROWS, calls=_keeps_rows_apart),),
+    torch_mlir=(Finding(Verdict.SLOWER, WIDE_INEXACT, _MERGED_ROWS, calls=_keeps_rows_apart),),
 )
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [..., m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""

@@ -105,6 +105,8 @@ def test_linear_layers_that_keep_their_rows_apart_are_not_merged_by_torch_mlir(
 ) -> None:
     node = _call(internal.LINEAR, torch.empty(*rows, 3), torch.empty(4, 3))
     assert LoweringChoice(KnownFailures(), platform="tpu").offers(node) == offered
+    narrow = _call(internal.LINEAR, torch.empty(*rows, 3).bfloat16(), torch.empty(4, 3).bfloat16())
+    assert not LoweringChoice(KnownFailures(), platform="tpu").offers(narrow)
 
 
 @pytest.mark.parametrize(("platform", "offered"), [("cpu", False), ("tpu", True)])
