@@ -21,7 +21,7 @@ class Case:
     baseline: the way whose results are right, and to whose time others are compared.
     inputs: of each its sizes that vary, by name; one empty mapping where none do.
     check: when results are compared: in the first pass, always (outside of what is timed), or never, as where they are random.
-    exact: makes a run in float64; results that differ from the baseline's are the same if they are as near to its results.
+    exact: makes a run in float64; without a `tolerance`, results that differ are the same if they are as near to its results.
     tolerance: largest relative error; None: that of the dtype.
     read: makes tensors or numbers of a way's results.
     in_turn: False measures way by way, where what one frees would slow down the next.

@@ -145,7 +145,7 @@ def _compare(case: Case, ways: Mapping[str, _Way], answers: Mapping[str, Any], n
         found = compare_answers(given, expected, case.tolerance)
         if found.status == "differs" and draws:
             found = Check("random", message="the baseline draws random numbers")
-        elif found.status == "differs" and case.exact is not None:
+        elif found.status == "differs" and case.exact is not None and case.tolerance is None:
             found = judge_by_float64(found, given, expected, partial(_run_exact, case.exact, number))
         way = ways[name]
         worse = found.status == "random" or found.error > way.check.error

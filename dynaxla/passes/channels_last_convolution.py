@@ -24,12 +24,22 @@ def rewrite_convolutions(graph: Graph, weights: Collection[Node] = ()) -> None:
     Args:
         weights: the placeholders that keep their values for many calls.
     """
+    kept = _find_kept(graph, weights)
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if not _is_by_columns(node, weights):
+        if not _is_by_columns(node, kept):
             _rewrite_convolution(graph, node)
 
 
-def _is_by_columns(node: Node, weights: Collection[Node]) -> bool:
+def _find_kept(graph: Graph, weights: Collection[Node]) -> set[Node]:
+    """The weights, and what is computed from them alone, so that it lasts as long."""
+    kept = set(weights)
+    for node in graph.nodes:
+        if node.all_input_nodes and kept.issuperset(node.all_input_nodes):
+            kept.add(node)
+    return kept
+
+
+def _is_by_columns(node: Node, kept: Collection[Node]) -> bool:
     """Whether the op's body, which reads the weight as it is, computes the same faster."""
     weight, padding, groups, value = node.args[1], node.args[4], node.args[8], node.meta["val"]
     if value.dtype not in (torch.float32, torch.float64):
@@ -38,14 +48,7 @@ def _is_by_columns(node: Node, weights: Collection[Node]) -> bool:
     sizes = [value.shape[0], *value.shape[2:]]
     places = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else sys.maxsize
     fixed = all(isinstance(size, int) for size in shape)
-    return fixed and has_small_columns(places, shape, padding, groups, is_permuted=_is_kept(weight, weights))  # type: ignore[arg-type]
-
-
-def _is_kept(node: Any, weights: Collection[Node]) -> bool:
-    """Whether a value is computed from weights alone, so that it lasts as long."""
-    return node in weights or (
-        bool(node.all_input_nodes) and all(_is_kept(each, weights) for each in node.all_input_nodes)
-    )
+    return fixed and has_small_columns(places, shape, padding, groups, is_permuted=weight in kept)  # type: ignore[arg-type]
 
 
 def _rewrite_convolution(graph: Graph, node: Node) -> None:

@@ -166,14 +166,14 @@ def test_results_as_near_to_float64_as_eagers_are_the_same() -> None:
     """Numbers that lose digits: eager's are multiples of 1/16, those of the other way of 1/32."""
     x = torch.rand(4096)
 
-    def measure(off: float) -> Any:
+    def measure(off: float, tolerance: float | None = None) -> Any:
         workload = Workload("sums", lambda x: (x + 1e6) - 1e6, [((x,), {})])
         ways = {
             "eager": partial(BenchBackend.parse("eager").prepare, workload, train=False),
             "other": lambda: lambda number: (x + 5e5) - 5e5 + off,
         }
         exact = partial(BenchBackend.prepare_in_float64, workload, train=False)
-        return measure_case(Case("sums", ways, exact=exact), FAST).of("other")
+        return measure_case(Case("sums", ways, exact=exact, tolerance=tolerance), FAST).of("other")
 
     right, wrong = measure(0.0), measure(1.0)
     assert (right.check.status, right.check.message) == (
@@ -182,6 +182,7 @@ def test_results_as_near_to_float64_as_eagers_are_the_same() -> None:
     )
     assert len(right.samples_s) == 3
     assert (wrong.check.status, wrong.samples_s) == ("differs", [])
+    assert measure(0.0, tolerance=1e-3).check.status == "differs"  # who names one means it
 
 
 def test_gradients_are_judged_by_float64() -> None:
