@@ -187,6 +187,7 @@ class GraphCompiler:
                         partition_saving_padded,
                         placement=self._placement,
                         remakes_masks=self._target is not None and self._target.has_attention_kernels,
+                        find_target=builder.find_target,
                     ),
                 )(module, example_inputs)
 

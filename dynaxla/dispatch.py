@@ -42,6 +42,7 @@ class CompiledPart:
         self, programs: PartPrograms, run: RunProgram, misses: MissHandler, on_call: Sequence[CallListener]
     ) -> None:
         self._keys = programs.keys
+        self._has_sizes = programs.keys.has_sizes
         self._programs = programs
         self._find = programs.get
         self._run = run
@@ -50,7 +51,7 @@ class CompiledPart:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         keys = self._keys
-        values = keys.read(args)
+        values = keys.read(args) if self._has_sizes else ()
         key = keys.of(values)
         program = self._find(key)
         for listener in self._on_call:

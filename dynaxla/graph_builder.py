@@ -185,6 +185,10 @@ class GraphBuilder:
             builder.build_partitioned(WholePart(later, warm_start.messages)), warm_start.seeds, warm_start.aliases
         )
 
+    def find_target(self, device: torch.device) -> Target:
+        """The target of tensors on a device."""
+        return self._context(device).target
+
     def _context(self, device: torch.device) -> PassContext:
         return PassContext(self.target, device, self.options, self.shared.region_numbers, self.shared.recorder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,6 @@ class CachedGraph(CachedCode):
     recipe: SerializedGraph | None  # until it is built of, which changes it
     bundle: PackagedPrograms | None
     stored: SerializedWarmStart | None = None
-    recapture: Callable[[PackageError], GraphFunction] | None = None  # of a backward that was loaded in a capture
 
     @classmethod
     def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> CachedGraph:
@@ -94,15 +93,6 @@ class CachedGraph(CachedCode):
         super().prepare_for_serialization()
         if self.content is not None and not is_packaging():
             CaptureDirectory().count(self.content)
-
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        try:
-            return super().__call__(inputs)
-        except PackageError as error:
-            if self.recapture is None:
-                raise
-            self.function, self.recapture = self.recapture(error), None
-        return super().__call__(inputs)
 
     def describe(self) -> str:
         """The text of the graph as AOTAutograd handed it over.
@@ -147,7 +137,20 @@ class CachedGraph(CachedCode):
                 if capture is not None:
                     is_backward = graph_kwargs["is_backward"]
                     capture.add_loaded("backward" if is_backward else "forward", self)
-                    self.recapture = capture.recapture_backward if is_backward else None
+                    if is_backward:
+                        self.function = self._recover(self.function, capture.recapture_backward)
+
+    def _recover(self, function: GraphFunction, recapture: Callable[[PackageError], GraphFunction]) -> GraphFunction:
+        """Makes the function of a backward that is captured anew in the call that shows that what is stored cannot be used."""
+
+        def run(inputs: list[Any]) -> Any:
+            try:
+                return function(inputs)
+            except PackageError as error:
+                self.function = recapture(error)
+            return self.function(inputs)
+
+        return run
 
     def _build(self) -> GraphFunction:
         assert self.content is not None

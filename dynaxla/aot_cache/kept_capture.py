@@ -23,6 +23,7 @@ from dynaxla.torch_api.capture_cache import (
     use_cache_tag,
 )
 from dynaxla.torch_api.capture_state import CaptureState
+from dynaxla.torch_api.dynamo import find_undisabled
 
 logger = logging.getLogger("dynaxla")
 
@@ -96,14 +97,14 @@ class KeptCapture:
 
         A graph that is read later is one part, of which nothing ran when it shows.
         """
-        current = function
+        current = stored = find_undisabled(function)  # Dynamo disables itself for what is returned here
 
         @functools.wraps(function)
         def run(*args: Any) -> Any:
             nonlocal current
-            if current is function:  # what was captured anew reads nothing later
+            if current is stored:  # what was captured anew reads nothing later
                 try:
-                    return function(*args)
+                    return stored(*args)
                 except PackageError as error:
                     current = self._recapture(error)[0]
             return current(*args)

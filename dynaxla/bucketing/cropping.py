@@ -111,7 +111,14 @@ class Cropping:
 
     def vectors(self, values: Sequence[int]) -> list[torch.Tensor]:
         """The vectors of scalars that the program takes after its tensors, for these values of its symbols."""
-        return [torch.tensor(values if f is None else f(*values), dtype=dtype) for dtype, f in self.given]
+        return [
+            torch.tensor(numbers, dtype=dtype)
+            for numbers, (dtype, _) in zip(self.numbers(values), self.given, strict=True)
+        ]
+
+    def numbers(self, values: Sequence[int]) -> list[Sequence[int]]:
+        """The numbers of these vectors."""
+        return [values if f is None else f(*values) for _, f in self.given]
 
     def crop(self, outputs: Sequence[Any], values: Sequence[int], lazily: ToCorner | None = None) -> list[Any]:
         """Crops all outputs.

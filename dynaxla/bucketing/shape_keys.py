@@ -42,6 +42,11 @@ class ShapeKeys:
         self._excluded: set[ShapeKey] = set()
         self._lock = new_lock()
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether there are symbolic sizes."""
+        return bool(self._sources)
+
     def read(self, args: Sequence[Any]) -> tuple[int, ...]:
         """Reads the symbolic sizes of a call from its arguments."""
         return tuple([source.read(args) for source in self._sources])

@@ -19,14 +19,20 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _KEPT = (*SOURCE, "seq_nr", "nn_module_stack")
 
 
-def call_before(graph: Graph, source: Node, target: OpOverload, args: tuple[Argument, ...]) -> Node:
+def call_before(
+    graph: Graph,
+    source: Node,
+    target: OpOverload,
+    args: tuple[Argument, ...],
+    kwargs: dict[str, Argument] | None = None,
+) -> Node:
     """A new node in front of `source`, with its user frame and a fake value of its own."""
     with graph.inserting_before(source):
-        made = graph.call_function(target, args)
+        made = graph.call_function(target, args, kwargs)
     made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
-    operands = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    operands, settings = torch.fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
     with _mode(source):
-        made.meta["val"] = target(*operands)
+        made.meta["val"] = target(*operands, **settings)
     return made
 
 

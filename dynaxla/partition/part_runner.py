@@ -172,27 +172,31 @@ class RecoveringPart:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         if self._instead is None:
             try:
-                results = self._run(args)
+                return self._function(args)
             except Exception as error:  # the boundary of a part, see partition/error_boundary.py
-                pipeline = self._builder.pipeline
-                Boundary(pipeline.recorder, pipeline.options).take(error, "a part", self._graphs.module)
-                self._instead, results = self._graphs.run_eager, None
-            if results is not None:
-                return results
+                self._replace(error, args)
         assert self._instead is not None
         return self._instead(args)
 
-    def _run(self, args: Sequence[Any]) -> list[Any] | None:
-        """Returns the part's results; None once it is partitioned again, so that errors of its eager ops reach the
-        user."""
+    def _replace(self, error: Exception, args: Sequence[Any]) -> None:
+        """Has the part run otherwise from now on: partitioned again if it could not be compiled, else in eager."""
+        pipeline, graphs = self._builder.pipeline, self._graphs
         try:
-            return self._function(args)
-        except (LoweringError, LinkError, CompileError) as error:
-            failed = self._failures(error, args)
-        again = replace(self._builder, cuts=self._builder.cuts - 1)
+            self._instead = self._partition_again(error, args)
+        except Exception as last:  # the boundary of a part, too
+            Boundary(pipeline.recorder, pipeline.options).take(last, "a part", graphs.module)
+            self._instead = graphs.run_eager
+
+    def _partition_again(self, error: Exception, args: Sequence[Any]) -> PartFunction:
+        """
+        Raises:
+            Exception: `error`, if it does not say that the part cannot be compiled.
+        """
+        if not isinstance(error, (LoweringError, LinkError, CompileError)):
+            raise error
+        failed, again = self._failures(error, args), replace(self._builder, cuts=self._builder.cuts - 1)
         graphs = self._graphs
-        self._instead = again.build(self._graphs.module, graphs.weights, graphs.constants, failed, graphs.saved)
-        return None
+        return again.build(graphs.module, graphs.weights, graphs.constants, failed, graphs.saved)
 
     def _failures(self, error: LoweringError | LinkError | CompileError, args: Sequence[Any]) -> Failures:
         """Returns the reason for each node that failed to compile; for every node of the part if none can be singled out."""

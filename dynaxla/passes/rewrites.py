@@ -6,6 +6,7 @@ from dynaxla.passes import (
     batch_norm_folding,
     canonical_ops,
     channels_last_convolution,
+    channels_last_values,
     dead_code_elimination,
     grouped_query_attention,
     strided_views,
@@ -20,6 +21,7 @@ REWRITES = (
     unmerged_linear.PASS,
     grouped_query_attention.PASS,
     channels_last_convolution.PASS,
+    channels_last_values.PASS,
     canonical_ops.PASS,
     dead_code_elimination.PASS,
 )

@@ -6,15 +6,17 @@ products want their operands so. The merged form is made again where the backwar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
-from dynaxla.fx.graph_utils import is_determined
+from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
+from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED, SOURCE
@@ -37,6 +39,7 @@ def partition_saving_padded(
     num_fwd_outputs: int,
     placement: InputPlacement | None = None,
     remakes_masks: bool = False,
+    find_target: Callable[[torch.device], Target] | None = None,
     **given: Any,
 ) -> tuple[GraphModule, GraphModule]:
     """AOTAutograd's `partition_fn`: a joint graph's forward and backward, as `default_partition` gives them.
@@ -46,10 +49,12 @@ def partition_saving_padded(
     Args:
         placement: which inputs are on a mesh.
         remakes_masks: whether the backward makes masks of attention again, as kernels have to know what they are made of.
+        find_target: gives the target of tensors on a device; None: what is saved has torch's layouts.
     """
     if placement is not None:
         placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
+    _skip_detach(joint.graph)
     _merge_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
@@ -66,7 +71,52 @@ def partition_saving_padded(
     for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
         if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
             item.meta[SAVED] = True
+    if find_target is not None and find_target(find_device(joint)).channels_last:
+        _save_channels_last(forward, backward)
     return forward, backward
+
+
+def _skip_detach(graph: Graph) -> None:
+    """What is computed of a detached value is computed of the value, which is the same in a graph: else both would be saved."""
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        node.replace_all_uses_with(node.args[0], lambda user: user.op == "call_function")
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _save_channels_last(forward: GraphModule, backward: GraphModule) -> None:
+    """Images of the sizes that convolutions read or give are saved with channels last: else the forward would transpose each,
+    and the backward transpose it again."""
+    output = forward.graph.output_node()
+    returned = list(output.args[0])  # type: ignore[arg-type]
+    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    shapes = _image_shapes(forward.graph)
+    for place, node in enumerate(returned):
+        reader = given.get(node.name) if isinstance(node, Node) else None
+        if reader is None or SAVED not in node.meta or not _is_image(node.meta["val"], shapes):
+            continue
+        with forward.graph.inserting_before(output):
+            last = forward.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
+        last.meta = {**node.meta, "val": node.meta["val"].contiguous(memory_format=torch.channels_last)}
+        reader.meta["val"] = last.meta["val"]
+        returned[place] = last
+        node.meta.pop(SAVED)
+    output.args = (tuple(returned),)
+    forward.recompile()
+
+
+def _image_shapes(graph: Graph) -> set[tuple[int, ...]]:
+    """The fixed sizes [n, c, h, w] of what convolutions read or give."""
+    convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    images = (each.meta["val"] for node in convolutions for each in (node, node.args[0]))
+    return {tuple(image.shape) for image in images if all(isinstance(size, int) for size in image.shape)}
+
+
+def _is_image(value: torch.Tensor, shapes: Collection[tuple[int, ...]]) -> bool:
+    """Whether a value is row-major, has one of these shapes, and is another one with channels last."""
+    if value.dim() != 4 or not all(isinstance(size, int) for size in value.shape) or tuple(value.shape) not in shapes:
+        return False
+    return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
 
 
 def saved_outputs(forward: Graph) -> frozenset[int]:

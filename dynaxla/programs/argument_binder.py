@@ -11,6 +11,7 @@ import torch
 from dynaxla.bucketing.cropping import ToCorner
 from dynaxla.programs.part_signature import PartSignature
 from dynaxla.programs.program import Program
+from dynaxla.programs.staged_arguments import StagedArguments
 from dynaxla.runtime.client import Buffer, Client, DeviceTensors, Executable, HeldWeights
 from dynaxla.runtime.host_padding import PaddedShape, pad, to_row_major
 from dynaxla.runtime.weight_residency import PartWeights, WeightResidency, WriteTracker, make_picker
@@ -52,20 +53,30 @@ class ArgumentBinder(ABC):
         """
         if (cropping := program.cropping) is not None:
             values = cropping.pick(values)
-        tensors: list[torch.Tensor] = []
-        if program.executable is not None:
-            buffers: list[Buffer] = list(self._weight_buffers(self._pick_weights(args)))
-            for position, order, padded in program.inputs:
-                tensor = args[position] if order is None else args[position].permute(order)
-                buffers.append(self._bind(tensor) if padded is None else self.bind_padded(tensor, padded))
-            if cropping is not None:
-                buffers.extend(map(self._to_buffer, cropping.vectors(values)))
-            if program.donated:
-                tensors = self.run_donating(program, args, buffers)
-            else:
-                tensors = [self._to_tensor(result) for result in program.executable.run(buffers)]
-        outputs = [source.output(tensors, args) for source in program.outputs]
+        tensors = [] if program.executable is None else self.execute(program, values, args)
+        outputs = tensors if program.gives_results else [source.output(tensors, args) for source in program.outputs]
         return outputs if cropping is None else cropping.crop(outputs, values, self.crop_lazily)
+
+    def execute(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[torch.Tensor]:
+        """The results of a program that has an executable, whole where they are padded.
+
+        Args:
+            values: those of the program's symbols.
+        """
+        assert program.executable is not None
+        buffers: list[Buffer] = list(self._weight_buffers(self._pick_weights(args)))
+        buffers.extend(self.bind_input(program, index, args) for index in range(len(program.inputs)))
+        if program.cropping is not None:
+            buffers.extend(map(self._to_buffer, program.cropping.vectors(values)))
+        if program.donated:
+            return self.run_donating(program, args, buffers)
+        return [self._to_tensor(result) for result in program.executable.run(buffers)]
+
+    def bind_input(self, program: Program, index: int, args: Sequence[Any]) -> Buffer:
+        """The buffer of one of a program's arguments that is not a weight."""
+        position, order, padded = program.inputs[index]
+        tensor = args[position] if order is None else args[position].permute(order)
+        return self._bind(tensor) if padded is None else self.bind_padded(tensor, padded)
 
     @abstractmethod
     def bind_padded(self, tensor: torch.Tensor, padded: PaddedShape) -> Buffer:
@@ -85,10 +96,33 @@ class ArgumentBinder(ABC):
 
 
 class HostBinder(ArgumentBinder):
-    """Binds tensors of the host. Their memory is torch's, of which programs take nothing."""
+    """Binds tensors of the host. Their memory is torch's, of which programs take nothing. Small ones are copied."""
 
-    def __init__(self, client: Client, weights: Sequence[int], residency: HeldWeights) -> None:
+    def __init__(self, client: Client, weights: Sequence[int], residency: WeightResidency) -> None:
         super().__init__(client, weights, residency, self._bind_plain)
+        self._client = client
+        self._has_weights = residency.has_weights
+
+    def execute(self, program: Program, values: tuple[int, ...], args: Sequence[Any]) -> list[torch.Tensor]:
+        pool, executable = program.staging, program.executable
+        if pool is None or executable is None:
+            return super().execute(program, values, args)
+        try:
+            staged = pool.free.pop()
+        except IndexError:
+            staged = StagedArguments(self._client, program, args, values)
+        if not staged.fill(program, args, values):
+            return super().execute(program, values, args)
+        buffers = staged.buffers
+        if self._has_weights:
+            buffers = [*self._weight_buffers(self._pick_weights(args)), *buffers]
+        elif staged.others:
+            buffers = [*buffers]
+        for index in staged.others:
+            buffers[index - len(staged.buffers)] = self.bind_input(program, index, args)
+        tensors = [self._to_tensor(result) for result in executable.run(buffers)]
+        pool.free.append(staged)
+        return tensors
 
     def _bind_plain(self, tensor: torch.Tensor) -> Buffer:
         return self._to_buffer(to_row_major(tensor))

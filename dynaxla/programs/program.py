@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynaxla.bucketing.cropping import Cropping
+from dynaxla.programs.staged_arguments import StagingPool
 from dynaxla.runtime.client import Executable
 from dynaxla.runtime.host_padding import PaddedShape
+from dynaxla.runtime.loaded_executables import SynchronousExecutable
 from dynaxla.types import OutputSource
 
 
@@ -38,6 +40,8 @@ class Program:
         outputs: where each output of the part comes from.
         cropping: what is real of the outputs; None where nothing is padded.
         donated: arguments whose memory the executable takes for their new values; outputs name these by the argument.
+        gives_results: whether the outputs are the executable's results as they are.
+        staging: memory for small arguments; None where a run may read arguments after `Executable.run` has returned.
     """
 
     executable: Executable | None
@@ -45,6 +49,14 @@ class Program:
     outputs: tuple[OutputSource, ...]
     cropping: Cropping | None = None
     donated: tuple[DonatedArgument, ...] = ()
+    gives_results: bool = field(init=False)
+    staging: StagingPool | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plain = tuple(OutputSource(result=i) for i in range(len(self.outputs)))
+        object.__setattr__(self, "gives_results", self.executable is not None and self.outputs == plain)
+        ends = isinstance(self.executable, SynchronousExecutable)
+        object.__setattr__(self, "staging", StagingPool() if ends else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,10 @@ class PjrtExecutable(PjrtCompiled):
         return outputs
 
 
+class SynchronousExecutable(PjrtExecutable):
+    """An executable whose runs have ended when `run` returns: the memory of its arguments may be written then."""
+
+
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 _MAPPINGS = Path("/proc/self/maps")
 _MAPPINGS_PER_PROGRAM = 64

@@ -20,7 +20,7 @@ from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.compile_worker import CompileWorker
 from dynaxla.runtime.joint_programs import JointExecutable, Peers, add_header, describe_module, split_header
-from dynaxla.runtime.loaded_executables import MmapLimit, PjrtExecutable, compress_executable
+from dynaxla.runtime.loaded_executables import MmapLimit, PjrtExecutable, SynchronousExecutable, compress_executable
 from dynaxla.runtime.peer_watch import JointProgram
 from dynaxla.runtime.process_set import ProcessSet
 from dynaxla.torch_api.storages import data_address, from_capsule, to_capsule
@@ -190,7 +190,8 @@ class PjrtClient:
             DistributedError: another process is lost or computes something else.
             ExecutionError: the run that made the buffer failed.
         """
-        self.await_peers(buffer)
+        if self.peers is not None:
+            self.await_peers(buffer)
         try:
             return from_capsule(self._export(buffer))
         except self._error as error:
@@ -287,6 +288,17 @@ class CpuClient(PjrtClient):
         if serialized is None:
             return super().compile(module, limits, partitions)
         return self.load(add_header(describe_module(module), compress_executable(serialized)), partitions)
+
+    def _make(
+        self,
+        program: JointProgram | None,
+        load: Callable[[], Any],
+        serialized: Callable[[Any], bytes | None] | None,
+    ) -> PjrtExecutable:
+        """The client runs programs in the caller's thread, see `xla.embedded_cpu`, unless it is joined with others."""
+        if program is None and self.peers is None:
+            return SynchronousExecutable(load, serialized)
+        return super()._make(program, load, serialized)
 
     def _keep(self, serialized: bytes) -> Callable[[Any], bytes | None] | None:
         """The bytes stay in memory for forked children; they take a hundredth of the loaded program's memory."""

@@ -143,6 +143,11 @@ class WeightResidency:
         self._lock = new_lock()
         notify_after_fork(self)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights, constants among them."""
+        return bool(self._held.read)
+
     def after_fork(self) -> None:
         self._binding = None  # its buffers belong to the parent's client
 
@@ -186,7 +191,7 @@ class WeightResidency:
 def _is_current(binding: _Binding, weights: Sequence[torch.Tensor]) -> bool:
     if tuple(map(data_address, weights)) != binding.addresses:
         return False
-    return all(stamp.holds(weights[i]) for i, stamp in binding.stamps)
+    return not binding.stamps or all(stamp.holds(weights[i]) for i, stamp in binding.stamps)
 
 
 def make_picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

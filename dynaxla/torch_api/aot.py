@@ -85,16 +85,18 @@ def get_forward_inputs() -> GraphInputs | None:
 
 
 def box_function(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """Wraps a compiled graph in AOTAutograd's boxed convention: it takes one list of arguments, which it may empty.
+    """Marks a compiled graph as one of AOTAutograd's boxed convention: it takes one list of arguments, which it may empty.
 
-    Relies on the attribute `_boxed_call`; without it AOTAutograd passes the arguments one by one.
+    What takes no attributes, as a method, is wrapped. Relies on the attribute `_boxed_call`; without it AOTAutograd passes the
+    arguments one by one.
     """
-
-    def run(args: list[Any]) -> list[Any]:
-        return function(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    boxed: Any = function
+    try:
+        boxed._boxed_call = True
+    except AttributeError:
+        boxed = lambda args: function(args)  # noqa: E731 (a new function)
+        boxed._boxed_call = True
+    return boxed  # type: ignore[no-any-return]
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, reset_code, set_code_exec_strategy
 from torch._dynamo import config, graph_bytecode_inputs, trace_rules, utils
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, innermost_fn
 from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._higher_order_ops import utils as higher_order_ops
 
@@ -54,6 +54,14 @@ def make_recapture_error() -> Exception:
     Relies on `TensorifyScalarRestartAnalysis`, the only restart exception that Dynamo lets through from a backend.
     """
     return TensorifyScalarRestartAnalysis(restart_reason="sizes of caches vary")
+
+
+def find_undisabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function that `torch._dynamo.disable` was given, which wraps AOTAutograd's functions, and any other as it is.
+
+    Relies on `innermost_fn`.
+    """
+    return innermost_fn(function)  # type: ignore[no-any-return]
 
 
 def lift_capture_limits() -> AbstractContextManager[None]:

@@ -37,6 +37,10 @@ from_capsule: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 """The tensor of a DLPack capsule. `torch.from_dlpack` adds a protocol negotiation that costs 4 us."""
 
 
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+"""Copies each of some tensors to another: `copy_` of each, without a Python call for each."""
+
+
 def mark(tensor: torch.Tensor) -> bool:
     """Marks a tensor's storage copy-on-write, with one owner. Returns whether that was possible.
 

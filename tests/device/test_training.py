@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.tolerances import assert_close
+from tests.training.images import check_step
 
 
 def _mlp() -> nn.Module:
@@ -168,3 +169,7 @@ def test_recurrent_and_attention_layers() -> None:
             assert mine.grad is not None
             assert its.grad is not None
             assert_close(mine.grad.cpu(), its.grad)
+
+
+def test_a_network_of_images_trains(device: torch.device) -> None:
+    check_step(device.type, torch.contiguous_format)

@@ -488,3 +488,12 @@ def test_a_branch_outside_waits_for_the_capture_of_another_thread() -> None:
         assert compiled(torch.ones(2)).tolist() == [2, 2]
         thread.join()
     assert found[0].tolist() == [2, 2, 2]
+
+
+@boundary("dynamo.find_undisabled")
+def test_functions_that_dynamo_is_disabled_for_are_found() -> None:
+    def function() -> int:
+        return 1
+
+    assert dynamo.find_undisabled(torch._dynamo.disable(torch._dynamo.disable(function))) is function
+    assert dynamo.find_undisabled(function) is function

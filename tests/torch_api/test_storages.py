@@ -83,6 +83,14 @@ def test_memory_crosses_by_dlpack() -> None:
     assert not storages.is_marked(x), "an export may be written to"
 
 
+@boundary("storages.copy_all")
+def test_tensors_are_copied_to_others_of_any_strides() -> None:
+    given = [torch.randn(3, 4).t(), torch.randn(5, dtype=torch.complex64).conj(), torch.arange(2)]
+    made = [torch.zeros(4, 3), torch.zeros(5, dtype=torch.complex64), torch.zeros(2, dtype=torch.int64)]
+    storages.copy_all(made, given)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, given, strict=True))
+
+
 @boundary("storages.list_parts")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_a_sparse_tensor_has_parts(layout: str) -> None:
