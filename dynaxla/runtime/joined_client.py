@@ -9,6 +9,7 @@ from dynaxla.errors import DistributedError
 from dynaxla.isolation.forking import keep_alive
 from dynaxla.runtime import process_clients, xla
 from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.runtime.peer_watch import JointProgram
 from dynaxla.runtime.pjrt_clients import CpuClient, cpu_client
 from dynaxla.runtime.process_set import ProcessSet
@@ -59,6 +60,7 @@ class DeviceCpuClient(CpuClient):
         except self._error as error:
             raise DistributedError(f"the processes' clients did not join: {error}") from error
         self._device = self._client.local_devices()[0]
+        self.executable_class = PjrtExecutable
         keep_alive(self._client)  # a run that waits for a lost process never ends, and its destructor would wait for it
         super().join(processes)
 

@@ -44,11 +44,13 @@ class PjrtClient:
             without a copy. Else data is copied both ways.
         mesh_devices: by which programs are sharded, see `mesh_devices.MeshDevices`; None: they are not.
         peers: the processes that programs run with; None: this one is alone.
+        executable_class: of programs that no other process runs.
     """
 
     shares_host_memory = False
     mesh_devices: Any = None
     peers: Peers | None = None
+    executable_class: type[PjrtExecutable] = PjrtExecutable
 
     def __init__(self, client: Any, device: Any, platform: str) -> None:
         self.platform = platform
@@ -126,7 +128,7 @@ class PjrtClient:
         serialized: Callable[[Any], bytes | None] | None,
     ) -> PjrtExecutable:
         if program is None:
-            return PjrtExecutable(load, serialized)
+            return self.executable_class(load, serialized)
         if self.peers is None:
             raise CompileError(f"{program.what} is a program of the processes {program.ranks}, which are not joined")
         return JointExecutable(program, self.peers, load, serialized)
@@ -241,6 +243,7 @@ class CpuClient(PjrtClient):
     """
 
     shares_host_memory = True
+    executable_class: type[PjrtExecutable] = SynchronousExecutable
 
     def __init__(self, devices: int | None = None, worker: CompileWorker | None = None) -> None:
         self._count = () if devices is None else (devices,)
@@ -288,17 +291,6 @@ class CpuClient(PjrtClient):
         if serialized is None:
             return super().compile(module, limits, partitions)
         return self.load(add_header(describe_module(module), compress_executable(serialized)), partitions)
-
-    def _make(
-        self,
-        program: JointProgram | None,
-        load: Callable[[], Any],
-        serialized: Callable[[Any], bytes | None] | None,
-    ) -> PjrtExecutable:
-        """The client runs programs in the caller's thread, see `xla.embedded_cpu`, unless it is joined with others."""
-        if program is None and self.peers is None:
-            return SynchronousExecutable(load, serialized)
-        return super()._make(program, load, serialized)
 
     def _keep(self, serialized: bytes) -> Callable[[Any], bytes | None] | None:
         """The bytes stay in memory for forked children; they take a hundredth of the loaded program's memory."""
