@@ -32,7 +32,7 @@ _AS_INPUT: Mapping[OpOverload, int] = {
     **dict.fromkeys((aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default), 1),
     **dict.fromkeys((aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default), 1),
 }
-"""Ops whose results on the CPU have the memory format of an argument, of which torch's fake kernels know nothing; by its place."""
+"""Ops whose results on the CPU have the memory format of an argument, unknown to torch's fake kernels; by its place."""
 
 _ROW_MAJOR = frozenset(
     (
