@@ -177,6 +177,29 @@ def test_ldexp_is_exact_whatever_the_power_is(dtype: torch.dtype) -> None:
     assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_powers_whose_factors_leave_the_range(dtype: torch.dtype) -> None:
+    """The absolute value of a power is a product of two factors: one may be 0 and the other infinite."""
+    scale = 100 if dtype is torch.complex64 else 1000
+    base, exponent = (
+        randn(2, 2000, dtype=torch.float64) * scale,
+        randn(2, 4000, dtype=torch.float64)[:, ::2] * scale / 5,
+    )
+    base, exponent = (torch.complex(*each).to(dtype) for each in (base, exponent))
+    base[:6] = torch.tensor([0, 0, 0, complex(math.inf, 1), -113 - 4.2j, 1e3])
+    exponent[:6] = torch.tensor([0, 1 + 1j, -1 + 1j, 2, -51 + 113j, 1e3 + 1113j])
+    expected = torch.pow(base, exponent)
+    found = torch.compile(torch.pow, backend="dynaxla")(base, exponent)
+    assert (expected.isfinite() & (expected != 0)).sum() > 100
+    tiny = torch.finfo(dtype).tiny * 1e3
+    told = (expected.abs() > tiny) | ~expected.isfinite()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isfinite()[told], expected.isfinite()[told])
+    finite = told & expected.isfinite()
+    tolerance = 2e-3 if dtype is torch.complex64 else 1e-9
+    torch.testing.assert_close(found[finite], expected[finite], rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lgamma_is_exact_around_its_zeros(dtype: torch.dtype) -> None:
     x = torch.tensor([1, 2, 1.0001, 0.9999, 2.0001, 1.9999, 1.15, 0.85, 2.19, 1.81, 1.25, 3, 0.1, -0.5, 50]).to(dtype)
