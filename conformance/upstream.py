@@ -1,13 +1,14 @@
 """Runs PyTorch's own device-generic test files on the device and on the CPU, from a checkout that the user names.
 
     python -m conformance.upstream --tests DIR [--files FILE ...] [-k REGEX] [--sample N --seed S] [--one-dtype]
-        [--limit SECONDS] [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume | --retry] [--table FILE]
+        [--limit SECONDS] [--wall-limit SECONDS] [--jobs N] [--log FILE] [--resume | --retry] [--record] [--table FILE]
 
 Prints a table per file, and what contradicts the list of expected failures (`results/upstream_expected.tsv`), which makes
 the exit code 1. Outcomes are appended to a log as they come, one JSON object a line; the latest of a test counts, so logs
-can be joined by `cat`. `--resume` runs only tests that the log lacks, `--retry` only those that fail, are slow or died in
-it. `--table docs/upstream.md` writes the page; with `--resume --sample 0` it does so from the log alone. Linux alone: CPU
-time is read from /proc.
+can be joined by `cat`. `--record` adds those of the log to the record (`results/upstream_outcomes.tsv`). `--resume` goes on
+from the record and the log: it runs only tests that both lack, `--retry` only those that fail, are slow or died by the
+later of the two, the log. `--table docs/upstream.md` writes the page; with `--resume --sample 0` it does so without running
+a test. Linux alone: CPU time is read from /proc.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 from conformance.ops_sweep import load
+from conformance.upstream_record import RECORD, join_outcomes, read_record, write_record
 from conformance.upstream_table import (
     EXPECTED,
     UNLIKE_THE_CPU,
@@ -73,7 +75,7 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
         connection.send(None)
         return
     names = sorted(tests.tests)
-    done = {outcome.test: outcome.status for outcome in read_outcomes(options.log) if outcome.file == file}
+    done = {outcome.test: outcome.status for outcome in read_known(options) if outcome.file == file}
     chosen = choose(names, file, options)
     left = [name for name in chosen if (done.get(name) in UNLIKE_THE_CPU if options.retry else name not in done)]
     if options.one_dtype:
@@ -81,6 +83,12 @@ def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -
     for outcome in tests.run(left, Limits(options.limit, options.wall_limit)):
         append_outcome(options.log, outcome)
     connection.send(names)
+
+
+def read_known(options: argparse.Namespace) -> list[Outcome]:
+    """The outcomes that this run has or goes on from: those of the log and, behind it, of the record."""
+    record = read_record(options.outcomes) if options.resume or options.retry else []
+    return join_outcomes(record, read_outcomes(options.log))
 
 
 def choose(names: Sequence[str], file: str, options: argparse.Namespace) -> list[str]:
@@ -164,12 +172,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="files at once")
     parser.add_argument("--log", type=Path, default=Path("upstream.jsonl"))
     going_on = parser.add_mutually_exclusive_group()
-    going_on.add_argument("--resume", action="store_true", help="go on with the log; else it is begun anew")
-    going_on.add_argument("--retry", action="store_true", help="run those of the log again that are not as on the CPU")
+    going_on.add_argument("--resume", action="store_true", help="go on from record and log; else the log is begun anew")
+    going_on.add_argument("--retry", action="store_true", help="run those again that are not as on the CPU")
+    parser.add_argument("--record", action="store_true", help="add the outcomes of the log to the record")
+    parser.add_argument("--outcomes", type=Path, default=RECORD, help="the record")
     parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("--table", type=Path, help="write the page there")
     options = parser.parse_args(arguments)
-    options.log = options.log.resolve()
+    options.log, options.outcomes = options.log.resolve(), options.outcomes.resolve()
     return options
 
 
@@ -181,7 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_outcomes(options.log, begun)
     load()
     names = sweep(options)
-    outcomes = [outcome for outcome in read_outcomes(options.log) if outcome.file in options.files]
+    outcomes = [outcome for outcome in read_known(options) if outcome.file in options.files]
+    if options.record:
+        write_record(join_outcomes(read_record(options.outcomes), read_outcomes(options.log)), options.outcomes)
     expected = read_expected(options.expected)
     totals = {file: len(names.get(file, ())) for file in options.files}
     print(write_table(outcomes, totals))

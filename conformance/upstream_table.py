@@ -29,11 +29,12 @@ is in this project. Debian's source package `pytorch` of suite trixie has those 
     tar xJf pytorch_*.orig.tar.xz --wildcards '*/test/*'
     python -m conformance.upstream --tests pytorch-v2.6.0/test --jobs 2 --resume
 
-`--sample N --seed S` takes N tests of each file at random, `--files`, `-k` and `--resume` a part. Workers run many tests
-each; one that dies or is slower than the limit counts against its test. `--retry` runs those again that failed. The
-command ends with exit code 1 if a test fails that `conformance/results/upstream_expected.tsv` does not list, if one that is
-listed passes, or if one is listed that the file does not have. A line there lists a test, or by a regular expression many;
-then all of these must fail.
+`--sample N --seed S` takes N tests of each file at random, `--files` and `-k` a part. `--resume` runs those that neither the
+log nor the record of outcomes has, `conformance/results/upstream_outcomes.tsv`, from which this page is written; `--retry`
+those that failed there; `--record` adds the log to it. Workers run many tests each; one that dies or is slower than the limit
+counts against its test. The command ends with exit code 1 if a test fails that `conformance/results/upstream_expected.tsv`
+does not list, if one that is listed passes, or if one is listed that the file does not have. A line there lists a test, or by
+a regular expression many; then all of these must fail.
 
 "same": passes on the CPU and on the device. "slow": over {limit:g} s of CPU time, or waits longer than `--wall-limit`.
 "died": the process ended. "skipped": passes on the CPU, and skips itself on other devices. "not run": does not pass on the

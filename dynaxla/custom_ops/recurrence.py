@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynaxla.torch_api.python_kernels import is_batched, is_in_transform
+
 Kind = Literal["lstm", "gru", "tanh", "relu"]
 
 
@@ -65,12 +67,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     states, gates, state, *weights = ctx.saved_tensors
-    run = _return_all if torch.is_grad_enabled() else RECURRENCE_BACKWARD  # plain ops have gradients of their own
+    # Plain ops have gradients of their own, and rules for vmap.
+    run = _return_all if torch.is_grad_enabled() or is_batched(grad) else RECURRENCE_BACKWARD
     of_gates, of_state, *of_weights = run(grad, states, gates, state, weights, ctx.kind)
     return of_gates, of_state, of_weights, None
 
 
 recurrence.register_autograd(_backward, setup_context=_save)
+
+
+def run_recurrence(gates: Tensor, state: Tensor, weights: list[Tensor], kind: Kind) -> Tensor:
+    """Calls the op or, within transforms of torch.func, for which it has no rules, computes the states step by step."""
+    states: Tensor = (_run if is_in_transform() else RECURRENCE)(gates, state, weights, kind)
+    return states
 
 
 def _run(gates: Tensor, state: Tensor, weights: list[Tensor], kind: str) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynaxla.custom_ops.recurrence import RECURRENCE, Kind
+from dynaxla.custom_ops.recurrence import Kind, run_recurrence
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, replace_python_kernels
 
@@ -103,7 +103,7 @@ def _run_direction(
     gates = F.linear(x, input_weight, bias)
     wide = torch.promote_types(gates.dtype, state.dtype)  # they differ under autocast alone
     given = gates.flip(0) if reverse else gates.contiguous()
-    states = RECURRENCE(given.to(wide), state.to(wide).contiguous(), [w.to(wide) for w in weights], kind)
+    states = run_recurrence(given.to(wide), state.to(wide).contiguous(), [w.to(wide) for w in weights], kind)
     if _keeps_gates_dtype(kind, x, weights):
         states = states.to(gates.dtype)
     last, states = states[-1], states.flip(0) if reverse else states

@@ -26,13 +26,13 @@ from dynaxla.types import TensorSpec
 
 aten = torch.ops.aten
 
-_AS_INPUT = frozenset(
-    (
-        *(aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default),
-        *(aten.channel_shuffle.default, aten.native_channel_shuffle.default),
-    )
-)
-"""Ops whose results on the CPU have the memory format of the input, of which torch's fake kernels know nothing."""
+_AS_INPUT: Mapping[OpOverload, int] = {
+    **dict.fromkeys((aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default), 0),
+    **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), 0),
+    **dict.fromkeys((aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default), 1),
+    **dict.fromkeys((aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default), 1),
+}
+"""Ops whose results on the CPU have the memory format of an argument, unknown to torch's fake kernels; by its place."""
 
 _ROW_MAJOR = frozenset(
     (
@@ -274,7 +274,8 @@ class _Capturing:
         spec = layout.tensor
         if any(write.memory == memory for write in self.writes):
             raise Untraceable("two arguments that are written to share memory")
-        if not torch.can_cast(value.dtype, spec.dtype):
+        is_real_in_place = value.dtype.is_floating_point and spec.dtype.is_complex and not self._known.outs  # `abs_`
+        if is_real_in_place or not torch.can_cast(value.dtype, spec.dtype):
             raise Untraceable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
         if value.dtype is not spec.dtype and self._known.outs:
             raise Untraceable(f"a result of {value.dtype} in a tensor of {spec.dtype}, which eager casts or refuses")
@@ -326,8 +327,10 @@ def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs:
         if isinstance(function, OpOverload) and function in EAGER_DTYPES:
             typed = partial(call_as_eager, function)
         results = run_fake_kernel(typed, args, kwargs)
-        if function in _AS_INPUT or function in _ROW_MAJOR:
-            memory_format = _memory_format(args[0]) if function in _AS_INPUT else torch.contiguous_format
+        if isinstance(function, OpOverload) and (function in _AS_INPUT or function in _ROW_MAJOR):
+            memory_format = (
+                _memory_format(args[_AS_INPUT[function]]) if function in _AS_INPUT else torch.contiguous_format
+            )
             return tree_map_only(torch.Tensor, lambda each: each.contiguous(memory_format=memory_format), results)
         return results
 

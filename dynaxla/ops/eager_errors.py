@@ -140,9 +140,12 @@ def check_half(node: Node) -> str | None:
 
 
 def check_labels(node: Node) -> str | None:
-    """Refuses labels whose dtype is neither int64 nor uint8."""
-    dtype = tensor_of(node, "target").dtype
-    return None if dtype in (torch.int64, torch.uint8) else f"labels of {dtype}"
+    """Refuses labels whose dtype is neither int64 nor uint8, and weights of classes that are not of the input's dtype."""
+    dtype, weight = tensor_of(node, "target").dtype, arguments_of(node)["weight"]
+    if dtype not in (torch.int64, torch.uint8):
+        return f"labels of {dtype}"
+    x = tensor_of(node, "self").dtype
+    return None if weight is None or weight.meta["val"].dtype is x else f"weights of {weight.meta['val'].dtype} for {x}"
 
 
 def check_dim(node: Node) -> str | None:

@@ -8,13 +8,14 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.custom_ops.schema import argument
+from dynaxla.custom_ops.schema import argument, operand_dtype
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
+from dynaxla.ops.transcendental import exp
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -53,6 +54,8 @@ def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
 
 
 def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    if jnp.issubdtype(base.dtype, jnp.complexfloating):
+        return _complex_power(base, exponent)
     if jnp.issubdtype(base.dtype, jnp.inexact):
         return jnp.power(base, exponent)
     if base.dtype == jnp.bool_:
@@ -61,6 +64,27 @@ def _power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     sign = jnp.where(exponent % 2 == 0, 1, base)
     inverse = jnp.where((base == 1) | (base + 1 == 0), sign, 0)
     return jnp.where(exponent < 0, inverse, power)
+
+
+def _complex_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
+    """exp(exponent * log(base)), as eager's C library has it.
+
+    XLA's own multiplies two factors of the absolute value, of which one may be zero and the other infinite.
+    """
+    logarithm = jnp.log(base)
+    return exp(lax.complex(*_multiply_as_c(exponent.real, exponent.imag, logarithm.real, logarithm.imag)))
+
+
+def _multiply_as_c(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(a + bi) (c + di) by the rules of C: where both parts would be NaN, an infinite factor is a direction."""
+    real, imaginary = a * c - b * d, a * d + b * c
+    first, second = jnp.isinf(a) | jnp.isinf(b), jnp.isinf(c) | jnp.isinf(d)
+    to_unit = lambda x, at: jnp.where(at, jnp.copysign(jnp.isinf(x).astype(x.dtype), x), x)  # noqa: E731
+    to_zero = lambda x, at: jnp.where(at & jnp.isnan(x), jnp.copysign(jnp.zeros_like(x), x), x)  # noqa: E731
+    a, b = (to_zero(to_unit(x, first), second) for x in (a, b))
+    c, d = (to_zero(to_unit(x, second), first) for x in (c, d))
+    lost = jnp.isnan(real) & jnp.isnan(imaginary) & (first | second)
+    return jnp.where(lost, jnp.inf * (a * c - b * d), real), jnp.where(lost, jnp.inf * (a * d + b * c), imaginary)
 
 
 def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -75,6 +99,40 @@ def _whole_power(base: jax.Array, exponent: jax.Array) -> jax.Array:
     return lax.while_loop(lambda state: (state[2] != 0).any(), multiply, state)[0]
 
 
-@OPS.op(aten.ldexp.Tensor)
+def _scales(call: Node) -> bool:
+    """Whether a float is scaled by a whole power: only then eager computes no power."""
+    whole = not (operand_dtype(call, "other").is_floating_point or operand_dtype(call, "other").is_complex)
+    return operand_dtype(call, "self").is_floating_point and whole
+
+
+def check_whole_exponent(node: Node) -> str | None:
+    """Refuses a bool as the exponent of a float, for which eager has no kernel."""
+    return "a bool as an exponent" if _scales(node) and operand_dtype(node, "other") is torch.bool else None
+
+
+_POWER_OVERFLOWS = Finding(Verdict.WRONG, WIDE_FLOATS, "1e-8 * 2 ** 130 is infinite", calls=_scales)
+
+
+@OPS.op(aten.ldexp.Tensor, check=check_whole_exponent, torch_mlir=(_POWER_OVERFLOWS,))
 def ldexp(self: jax.Array, other: jax.Array) -> jax.Array:
-    return mul(self, pow_tensor(2.0, other))
+    if not jnp.issubdtype(self.dtype, jnp.floating) or jnp.issubdtype(other.dtype, jnp.inexact):
+        return mul(self, pow_tensor(2.0, other))
+    exponent = other.astype(jnp.int32)  # wraps, as in eager's kernel
+    return compute(lambda x: _scale(x, exponent), self)
+
+
+def _scale(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """x * 2 ** exponent of a float32 or float64 x, exact where the result is a normal number, whatever the power is.
+
+    The power is three factors, so that none of them leaves the range of x's dtype, and one that leaves it with x leaves
+    it for good.
+    """
+    bits = 10 if x.dtype == jnp.float64 else 7
+    distance = jnp.minimum(jnp.abs(jnp.maximum(exponent, 1 - 2**31)), 3 * (2**bits - 2))
+    for part in (distance // 3, (distance + 1) // 3, (distance + 2) // 3):
+        factor = jnp.ones_like(part, x.dtype)
+        for bit in range(bits):
+            step = jnp.where(exponent < 0, 2.0 ** -(2**bit), 2.0 ** (2**bit)).astype(x.dtype)
+            factor = jnp.where(part >> bit & 1 == 1, factor * step, factor)
+        x = x * factor
+    return x

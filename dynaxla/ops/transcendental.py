@@ -27,7 +27,7 @@ _BERNOULLI_OVER_FACTORIAL = tuple(
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
 
-def _exp(x: jax.Array) -> jax.Array:
+def exp(x: jax.Array) -> jax.Array:
     """exp; XLA's is NaN for complex numbers of which neither part is finite."""
     if not jnp.iscomplexobj(x):
         return jnp.exp(x)
@@ -38,7 +38,7 @@ def _exp(x: jax.Array) -> jax.Array:
 def _exp2(x: jax.Array) -> jax.Array:
     """exp2; XLA's multiplies a complex number by a complex logarithm, which makes infinities NaN."""
     logarithm = math.log(2)
-    return _exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else jnp.exp2(x)
+    return exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else jnp.exp2(x)
 
 
 def _read_zeros(part: str, function: Callable[[jax.Array], jax.Array], sign: int = 1) -> Callable[..., jax.Array]:
@@ -59,7 +59,7 @@ def _read_zeros(part: str, function: Callable[[jax.Array], jax.Array], sign: int
     return run
 
 
-OPS.op(aten.exp.default)(inexact_elementwise(_exp))
+OPS.op(aten.exp.default)(inexact_elementwise(exp))
 OPS.op(aten.exp2.default)(inexact_elementwise(_exp2))
 OPS.op(aten.expm1.default)(inexact_elementwise(jnp.expm1))
 OPS.op(aten.log.default)(inexact_elementwise(jnp.log))

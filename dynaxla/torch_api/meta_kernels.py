@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch._decomp import meta_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from dynaxla.torch_api.mutation_schema import find_functional_variant
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import get_registered_device_type
 from dynaxla.torch_api.pytree import tree_map_only
@@ -49,6 +51,11 @@ _NORMS = frozenset(
         _ATEN._batch_norm_no_update.default,
     )
 )
+_IN_PLACE = (
+    *(_ATEN.add_.Tensor, _ATEN.add_.Scalar, _ATEN.sub_.Tensor, _ATEN.sub_.Scalar, _ATEN.mul_.Tensor, _ATEN.mul_.Scalar),
+    *(_ATEN.addcmul_.default, _ATEN.addcdiv_.default, _ATEN.ldexp_.default, _ATEN.logit_.default),
+)
+"""Ops that write into their first operand and whose meta kernels do not ask whether it takes the result's dtype."""
 _DEVICE_INDEPENDENT = frozenset((*_LAYOUT_OPS, *_CREATION_OPS, *_COMPUTE_OPS))
 _WIDE = (torch.float32, torch.float64)
 
@@ -141,3 +148,42 @@ def use_cpu_meta_kernels() -> None:
 
     registrations.device_hint = hint
     FakeTensorMode.dispatch = dispatch  # type: ignore[assignment, method-assign]
+
+
+@cache
+def refuse_lossy_writes() -> torch.library.Library:
+    """Has meta kernels of ops that write in place raise where eager does: `whole.mul_(real)`, and `_foreach_mul_` so.
+
+    Without it a captured call computes the result in its own dtype and casts it, which drops fractions and imaginary parts.
+
+    Relies on a kernel for the dispatch key "Meta" taking the place of torch's, which ops called in Python have in `py_kernels`,
+    too; on `_foreach_` ops of meta tensors calling those of single tensors; and on fake tensors calling an op that is in
+    `meta_table` instead of its decomposition.
+
+    Returns:
+        The owner of the kernels. A second call does nothing.
+    """
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for op in _IN_PLACE:
+        kernel = _refuse_lossy_write(op)
+        library.impl(op, kernel, allow_override=True)
+        op.py_kernels[torch._C.DispatchKey.Meta] = meta_table[op] = kernel
+        op._dispatch_cache.clear()
+    return library
+
+
+def _refuse_lossy_write(op: OpOverload) -> Callable[..., torch.Tensor]:
+    own, functional = meta_table.get(op), find_functional_variant(op)
+    assert functional is not None
+
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = functional(self, *args, **kwargs)
+        if not torch.can_cast(made.dtype, self.dtype):
+            raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {self.dtype}")
+        if own is not None:
+            own(self, *args, **kwargs)
+        elif made.shape != self.shape:
+            raise RuntimeError(f"output with shape {[*self.shape]} doesn't match the broadcast shape {[*made.shape]}")
+        return self
+
+    return kernel

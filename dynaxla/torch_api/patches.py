@@ -16,6 +16,7 @@ from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
 from dynaxla.torch_api.dynamo_packages import mend_packages
+from dynaxla.torch_api.meta_kernels import refuse_lossy_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,20 @@ PATCHES = (
         "the trace of a backward through a DTensor, one of whose inner sizes varies, ends in a RecursionError",
         "2.13",
         "`set_proxy_slot` keeps what `sympy_expr_tracker` has of a symbol",
+        "compile",
+    ),
+    Patch(
+        "meta_kernels.refuse_lossy_writes",
+        tuple(
+            f"torch.ops.aten.{name} (its kernel for meta tensors)"
+            for name in (
+                *("add_.Tensor", "add_.Scalar", "sub_.Tensor", "sub_.Scalar", "mul_.Tensor", "mul_.Scalar"),
+                *("addcmul_.default", "addcdiv_.default", "ldexp_.default", "logit_.default"),
+            )
+        ),
+        "captures of `whole.mul_(real)` and its like, which eager refuses, drop fractions and imaginary parts",
+        "2.13",
+        "the meta kernels of these ops refuse what eager refuses",
         "compile",
     ),
     Patch(
@@ -275,6 +290,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     begin_branches_between_captures,
     capture_rnns,
     keep_known_sizes,
+    refuse_lossy_writes,
 )
 
 

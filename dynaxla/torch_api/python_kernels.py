@@ -52,6 +52,15 @@ def is_in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether vmap has taken a dim of a tensor away: that of torch.func, or that of `torch.autograd.grad` (`is_grads_batched`).
+
+    Relies on `torch._C._functorch.is_batchedtensor` and `is_legacy_batchedtensor`.
+    """
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
 @contextmanager
 def replace_python_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
     """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.

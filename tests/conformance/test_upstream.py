@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance import upstream
+from conformance.upstream_record import RECORD, join_outcomes, read_record, write_record
 from conformance.upstream_table import (
     append_outcome,
     find_errors,
@@ -71,6 +72,8 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "test_made_up.py").write_text(MADE_UP)
     (tmp_path / "test_broken.py").write_text("import no_such_module_anywhere")
     expected, log, page = tmp_path / "expected.tsv", tmp_path / "log.jsonl", tmp_path / "page.md"
+    record = tmp_path / "outcomes.tsv"
+    write_record([Outcome("test_made_up.py", "TestMadeUp.test_never_ends_dynaxla", SLOW, "over 3 s", 3.0)], record)
     listed = ["TestMadeUp.test_differs_dynaxla", "TestMadeUp.test_add_dynaxla_int64"]
     expected.write_text("".join(f"test_made_up.py\t{name}\tits reason\n" for name in listed))
     command = [
@@ -84,6 +87,9 @@ def test_the_command(tmp_path: Path) -> None:
         "--log",
         log,
         "--resume",
+        "--record",
+        "--outcomes",
+        record,
     ]
     command += ["--files", "test_broken.py", "test_made_up.py", "--expected", expected, "--table", page]
     finished = subprocess.run(
@@ -98,9 +104,10 @@ def test_the_command(tmp_path: Path) -> None:
         "test_differs_dynaxla": FAILS,
         "test_ends_dynaxla": DIED,
         "test_fails_everywhere_dynaxla": NOT_RUN,
-        "test_never_ends_dynaxla": SLOW,
         "test_of_the_cpu_dynaxla": SKIPPED,
     }
+    in_record = {outcome.test.removeprefix("TestMadeUp."): outcome.status for outcome in read_record(record)}
+    assert {"": NOT_RUN, **in_record} == {**statuses, "test_never_ends_dynaxla": SLOW}
     assert finished.returncode == 1
     assert "passes though listed: test_made_up.py TestMadeUp.test_add_dynaxla_int64" in finished.stdout
     assert "died, not listed: test_made_up.py TestMadeUp.test_ends_dynaxla: exit code 7" in finished.stdout
@@ -202,6 +209,57 @@ def test_one_test_of_those_that_differ_in_dtype() -> None:
     assert upstream.tell_choice(outcomes, {"test_x.py": names}, 0) == (
         "At least one test of those that differ in dtype alone (`--one-dtype`) of test_x.py."
     )
+
+
+def _recorded() -> list[Outcome]:
+    name = "T.test_mul_broadcast"
+    return [
+        Outcome("test_x.py", f"{name}_dynaxla_complex64", FAILS, "Error: 1e-3", 0.4),
+        Outcome("test_x.py", f"{name}_dynaxla_float32", SAME, "", 0.1),
+        Outcome("test_x.py", f"{name}_dynaxla_float32_bfloat16", SAME, "", 0.1),
+        Outcome("test_x.py", f"{name}_dynaxla_int64", SAME, "", 12.0),
+        Outcome("test_x.py", "T.test_mul_dynaxla", NOT_RUN, "on the CPU: skipped"),
+        Outcome("test_x.py", "U.test_mul_dynaxla", DIED, "exit code 7"),
+        Outcome("test_y.py", "T.test_mul_dynaxla", SLOW, "over 25 s", 25.0),
+    ]
+
+
+def test_a_record_gives_back_its_outcomes(tmp_path: Path) -> None:
+    record = tmp_path / "outcomes.tsv"
+    assert read_record(record) == []
+    write_record(_recorded(), record)
+    text = record.read_text()
+    assert sorted(read_record(record), key=lambda outcome: (outcome.file, outcome.test)) == _recorded()
+    assert "0 test_mul\t0 -\tnot run\ton the CPU: skipped\n2 broadcast\t0.1 f32 f32_bf16; 12 i64\n3 \t0.4 c64" in text
+    write_record(reversed(read_record(record)), record)
+    assert record.read_text() == text
+    write_record([Outcome("test_x.py", "T.test_a_dynaxla", FAILS, "a tab\tand a line\nmore" + "." * 999, 1.26)], record)
+    detail = "a tab and a line more".ljust(160, ".")
+    assert read_record(record) == [Outcome("test_x.py", "T.test_a_dynaxla", FAILS, detail, 1.3)]
+
+
+@pytest.mark.parametrize("test", ["T.test_a_cpu", "T.test_a_dynaxla_f32", "T.test_a_dynaxla0_float32"])
+def test_a_name_that_a_record_cannot_have_is_an_error(tmp_path: Path, test: str) -> None:
+    with pytest.raises(ValueError, match=r"device|names that end in"):
+        write_record([Outcome("test_x.py", test, SAME)], tmp_path / "outcomes.tsv")
+
+
+def test_a_log_goes_before_the_record(tmp_path: Path) -> None:
+    options = upstream.parse(["--tests", ".", "--log", str(tmp_path / "log"), "--outcomes", str(tmp_path / "record")])
+    old = [Outcome("test_x.py", f"T.test_{name}_dynaxla", FAILS) for name in "ab"]
+    write_record(old, options.outcomes)
+    new = Outcome("test_x.py", "T.test_b_dynaxla", SAME)
+    append_outcome(options.log, new)
+    assert upstream.read_known(options) == [new]
+    options.retry = True
+    assert upstream.read_known(options) == [old[0], new] == join_outcomes(old, [new])
+
+
+def test_the_committed_record_can_be_read(tmp_path: Path) -> None:
+    outcomes = read_record()
+    assert {outcome.file for outcome in outcomes} <= set(upstream.FILES)
+    write_record(outcomes, tmp_path / "again.tsv")
+    assert (tmp_path / "again.tsv").read_text() == RECORD.read_text()
 
 
 def test_the_committed_list_can_be_read() -> None:

@@ -83,6 +83,20 @@ def test_images_in_channels_last(name: str, batch: int) -> None:
         assert_close(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("module", [nn.ReflectionPad2d, nn.ReplicationPad2d, nn.ReflectionPad3d, nn.ReplicationPad3d])
+def test_gradients_of_pads(module: type[nn.Module]) -> None:
+    dims = 4 if "2d" in module.__name__ else 5
+    memory_format = torch.channels_last if dims == 4 else torch.channels_last_3d
+    for kept in (torch.contiguous_format, memory_format):
+        x = torch.randn(*(2, 3, 4, 5, 6)[:dims]).contiguous(memory_format=kept)
+        gradients = []
+        for device in ("cpu", D):
+            there = x.to(device).requires_grad_()  # a leaf's `.grad` would have its strides in any case
+            gradients += torch.autograd.grad(module(1)(there).square().sum(), there)
+        assert gradients[1].stride() == gradients[0].stride()
+        assert_close(gradients[1].cpu(), gradients[0])
+
+
 def test_images_in_channels_last_when_collected() -> None:
     with dynaxla.device_mode("fused"):
         test_images_in_channels_last("block", 2)

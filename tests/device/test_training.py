@@ -126,6 +126,28 @@ def test_gradients_of_gradients_of_recurrent_layers(kind: type[nn.RNNBase]) -> N
         assert_close(mine, its)
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_gradients_of_recurrent_layers_in_vmap(kind: type[nn.RNNBase]) -> None:
+    """That of `is_grads_batched`, and that of torch.func, for which eager has rules for an LSTM alone."""
+
+    def run(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        found = list(torch.autograd.grad(layer(x)[0], leaves, directions.to(x.device), is_grads_batched=True))
+        if kind is nn.LSTM:
+            loss = lambda x, weights: torch.func.functional_call(layer, weights, (x,))[0].square().sum()  # noqa: E731
+            weights = dict(layer.named_parameters())
+            found.append(torch.func.vmap(torch.func.grad(loss), (0, None))(torch.stack([x, x * 2]).detach(), weights))
+        return [each.detach().cpu() for each in found]
+
+    layer, directions = kind(2, 3), torch.randn(4, 3, 2, 3)
+    results = []
+    for device in ("cpu", "dynaxla"):
+        there, x = copy.deepcopy(layer).to(device), torch.ones(3, 2, 2, device=device).requires_grad_()
+        leaves = [x, *there.parameters()]
+        results.append(run(there, x))
+    for mine, its in zip(*results, strict=True):
+        assert_close(mine, its)
+
+
 @pytest.mark.parametrize("lay", [torch.clone, lambda x: x.t().clone().t(), lambda x: x.repeat_interleave(2, 1)[:, ::2]])
 def test_gradients_of_determinants_of_any_layout(lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def run(x: torch.Tensor) -> list[torch.Tensor]:

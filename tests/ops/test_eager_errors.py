@@ -15,6 +15,13 @@ from dynaxla.ops.eager_errors import overflows
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+
+def _first_of(write: Callable[..., object], written: list[Tensor], *others: object) -> Tensor:
+    """The first tensor of a list that an op writes to."""
+    write(written, *others)
+    return written[0]
+
+
 HALF, WHOLE, MASK = torch.zeros(3, dtype=torch.float16), torch.tensor([2, 0, 3]), torch.tensor([True, False, True])
 FIRST = torch.tensor([0])
 RAISING: dict[str, Function] = {
@@ -91,6 +98,24 @@ RAISING |= {
     "add large alpha": lambda h, i, m: i.to(torch.int8).add(i.to(torch.int8), alpha=300),
     "foreach add alpha": lambda h, i, m: torch._foreach_add([i], [i], alpha=1.1)[0],
     "addr alpha": lambda h, i, m: torch.addr(i.view(1, 3), i[:1], i, alpha=1.1),
+    "mul_ of whole by real numbers": lambda h, i, m: i.clone().mul_(h.float()),
+    "mul_ of whole numbers by one": lambda h, i, m: i.clone().mul_(0.5),
+    "mul_ of bools": lambda h, i, m: m.clone().mul_(i),
+    "add_ of complex to real": lambda h, i, m: h.clone().add_(i + 1j),
+    "sub_ of a complex number": lambda h, i, m: h.clone().sub_(1j),
+    "addcmul_ of real to whole": lambda h, i, m: i.clone().addcmul_(h, h),
+    "addcdiv_ of real to whole": lambda h, i, m: i.clone().addcdiv_(h.float(), h.float()),
+    "ldexp_ of whole numbers": lambda h, i, m: i.clone().ldexp_(i),
+    "logit_ of whole numbers": lambda h, i, m: i.clone().logit_(),
+    "abs_ of complex numbers": lambda h, i, m: (i + 1j).abs_(),
+    "ldexp by a bool": lambda h, i, m: torch.ldexp(h, m),
+    "foreach abs_ of complex numbers": lambda h, i, m: _first_of(torch._foreach_abs_, [i + 1j]),
+    "foreach add_ of complex to real": lambda h, i, m: _first_of(torch._foreach_add_, [h.clone()], [i + 1j]),
+    "foreach mul_ of whole by real": lambda h, i, m: _first_of(torch._foreach_mul_, [i.clone()], [h]),
+    "foreach add_ of a complex number": lambda h, i, m: _first_of(torch._foreach_add_, [h.clone()], [1j]),
+    "foreach addcmul_ of real to whole": lambda h, i, m: _first_of(torch._foreach_addcmul_, [i.clone()], [h], [h]),
+    "nll_loss": lambda h, i, m: F.nll_loss(h.float().view(3, 1), i * 0, h.double()[:1]),
+    "nll_loss of no elements": lambda h, i, m: F.nll_loss(h.new_zeros(0, 3), i[:0], h.double()),
     "addcmul large value": lambda h, i, m: torch.addcmul(*[i.to(torch.int8)] * 3, value=300),
 }
 FITS: dict[str, Function] = {
@@ -115,6 +140,9 @@ FITS: dict[str, Function] = {
     "mse_loss_backward": lambda h, i, m: torch.ops.aten.mse_loss_backward(h.double(), h.float(), h.float(), 1),
     "vmap": lambda h, i, m: torch.vmap(torch.mul, in_dims=(0, None))(i, 3.14),
     "vmap comparison": lambda h, i, m: torch.vmap(torch.gt, in_dims=(0, None))(h, 3.14),
+    "mul_": lambda h, i, m: h.clone().mul_(i).add_(m).addcmul_(h.double(), i).sub_(1.5),
+    "eq_ of complex numbers": lambda h, i, m: (i + 1j).eq_(h + 2 + 1j),
+    "foreach mul_": lambda h, i, m: _first_of(torch._foreach_mul_, [h.clone()], [i]),
     "masked_fill": lambda h, i, m: h.masked_fill(m, -math.inf),
     "fill_": lambda h, i, m: i.to(torch.uint8).fill_(-3),
     "bool": lambda h, i, m: m.clone().fill_(300),

@@ -157,6 +157,49 @@ def test_frexp_needs_no_eager_part(recorder: Recorder) -> None:
     assert (mantissa.dtype, exponent.dtype) == (torch.float32, torch.int32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_ldexp_is_exact_whatever_the_power_is(dtype: torch.dtype) -> None:
+    """Subnormal numbers count as zero (docs/precision.md), but those of float16, which is computed in float32."""
+    tiny, distance = torch.finfo(dtype).tiny, {torch.float64: 2200, torch.float16: 60}.get(dtype, 290)
+    least = 0.0 if dtype is torch.float16 else tiny * 1.01
+    exponent = torch.randint(-distance, distance, (4000,))
+    x = torch.ldexp(randn(4000, dtype=torch.float64), torch.randint(-distance // 2, distance // 2, (4000,))).to(dtype)
+    x = torch.where(x.abs() < least, 0, x)
+    x[:7] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 3.0])
+    exponent[:5] = distance
+    exponent[5:7] = torch.tensor([(1 << 33) - 3, -(1 << 31)])  # of which eager reads the last 32 bits
+    expected = torch.ldexp(x, exponent)
+    assert (expected.isinf() & x.isfinite()).any()
+    assert ((expected == 0) & (x != 0)).any()
+    found = torch.compile(torch.ldexp, backend="dynaxla", options={"fallback": "error"})(x, exponent)
+    expected, found = (torch.where(each.abs() < least, each * 0, each) for each in (expected, found))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_powers_whose_factors_leave_the_range(dtype: torch.dtype) -> None:
+    """The absolute value of a power is a product of two factors: one may be 0 and the other infinite."""
+    scale = 100 if dtype is torch.complex64 else 1000
+    base, exponent = (
+        randn(2, 2000, dtype=torch.float64) * scale,
+        randn(2, 4000, dtype=torch.float64)[:, ::2] * scale / 5,
+    )
+    base, exponent = (torch.complex(*each).to(dtype) for each in (base, exponent))
+    base[:6] = torch.tensor([0, 0, 0, complex(math.inf, 1), -113 - 4.2j, 1e3])
+    exponent[:6] = torch.tensor([0, 1 + 1j, -1 + 1j, 2, -51 + 113j, 1e3 + 1113j])
+    expected = torch.pow(base, exponent)
+    found = torch.compile(torch.pow, backend="dynaxla")(base, exponent)
+    assert (expected.isfinite() & (expected != 0)).sum() > 100
+    tiny = torch.finfo(dtype).tiny * 1e3
+    told = (expected.abs() > tiny) | ~expected.isfinite()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isfinite()[told], expected.isfinite()[told])
+    finite = told & expected.isfinite()
+    tolerance = 2e-3 if dtype is torch.complex64 else 1e-9
+    torch.testing.assert_close(found[finite], expected[finite], rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lgamma_is_exact_around_its_zeros(dtype: torch.dtype) -> None:
     x = torch.tensor([1, 2, 1.0001, 0.9999, 2.0001, 1.9999, 1.15, 0.85, 2.19, 1.81, 1.25, 3, 0.1, -0.5, 50]).to(dtype)

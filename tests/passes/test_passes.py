@@ -132,7 +132,8 @@ def test_a_dump_is_compared_in_another_process(tmp_path: Path, monkeypatch: pyte
 def test_without_a_pass_that_may_be_left_out_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other targets do not run those that pay on one alone."""
     optional = [each for each in FOR_PARTS if each.pays_on is not None]
-    assert [each.name for each in optional] == ["transposed_matmul", "unmerged_linear", "channels_last_convolution"]
+    names = ["transposed_matmul", "unmerged_linear", "channels_last_convolution", "channels_last_values"]
+    assert [each.name for each in optional] == names
     monkeypatch.setattr(building, "FOR_PARTS", tuple(each for each in FOR_PARTS if each.pays_on is None))
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Flatten(1), torch.nn.Linear(96, 4)

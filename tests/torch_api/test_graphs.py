@@ -267,6 +267,26 @@ def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
             assert mine == theirs
 
 
+@boundary("meta_kernels.refuse_lossy_writes")
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_meta_kernels_refuse_what_eager_refuses(kind: str) -> None:
+    meta_kernels.refuse_lossy_writes()
+    with fakes.FakeTensorMode() if kind == "fake" else torch.device("meta"):
+        whole, real, rows = torch.ones(3, dtype=torch.int64), torch.ones(3), torch.ones(2, 3)
+        calls = (
+            lambda: whole.mul_(real),
+            lambda: aten.mul_.Tensor(whole, real),
+            lambda: whole.logit_(),
+            lambda: torch._foreach_mul_([whole], [real]),
+        )
+        for call in calls:
+            with pytest.raises(RuntimeError, match="can't be cast"):
+                call()
+        assert real.mul_(whole) is real
+        with pytest.raises(RuntimeError, match="output with shape"):
+            real.ldexp_(rows)
+
+
 @boundary("fakes.captured_value")
 def test_nodes_of_dynamos_graphs_have_fake_values() -> None:
     seen = []
