@@ -18,6 +18,7 @@ from torch.fx import Graph, Node, map_arg
 from dynaxla.custom_ops import internal
 from dynaxla.fx.edit import call_before
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
+from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
@@ -68,7 +69,9 @@ class _Images:
             before = before if node.op == "placeholder" else node.next
             with self._graph.inserting_before(before):
                 made = self.last[node] = self._graph.call_function(aten.permute.default, (node, _LAST))
-            made.meta = {**node.meta, "val": node.meta["val"].permute(_LAST)}
+            value = node.meta["val"]
+            with mode_of(value):  # another mode may be active
+                made.meta = {**node.meta, "val": value.permute(_LAST)}
 
     def _compute(self, node: Node) -> None:
         if any(isinstance(each, Node) for each in node.kwargs.values()):

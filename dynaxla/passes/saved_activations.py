@@ -18,6 +18,7 @@ from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
+from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED, SOURCE
 
@@ -97,7 +98,9 @@ def _save_channels_last(forward: GraphModule, backward: GraphModule) -> None:
             continue
         with forward.graph.inserting_before(output):
             last = forward.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
-        last.meta = {**node.meta, "val": node.meta["val"].contiguous(memory_format=torch.channels_last)}
+        value = node.meta["val"]
+        with mode_of(value):  # another mode may be active
+            last.meta = {**node.meta, "val": value.contiguous(memory_format=torch.channels_last)}
         reader.meta["val"] = last.meta["val"]
         returned[place] = last
         node.meta.pop(SAVED)

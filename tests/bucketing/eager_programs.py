@@ -20,9 +20,8 @@ from torch.fx import Graph, Interpreter, Node
 from dynaxla import graph_builder
 from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.pipeline import Pipeline
-from dynaxla.programs import argument_binder
 from dynaxla.runtime.executable_info import MemoryUse
-from tests.bucketing.poison import junk, poisoned
+from tests.bucketing.poison import junk, poison_padding
 
 aten = torch.ops.aten
 
@@ -55,7 +54,7 @@ def eager_programs_after(compiled: int, runs: Runs) -> Iterator[None]:
         pipeline.recorder.add(**{"folds" if fold else "compiles": 1})
         return EagerExecutable(graph, runs, pipeline.client)
 
-    with mock.patch.object(Pipeline, "compile", compile_some), mock.patch.object(argument_binder, "pad", poisoned):
+    with mock.patch.object(Pipeline, "compile", compile_some), poison_padding():
         yield
 
 

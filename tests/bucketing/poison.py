@@ -5,7 +5,8 @@ Padding is filled with NaN, the largest integer or True before every run, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
 from dynaxla.diagnostics import ReasonId
 from dynaxla.observe.recorder import Metrics
-from dynaxla.programs import argument_binder
+from dynaxla.programs import argument_binder, staged_arguments
 from dynaxla.runtime.host_padding import PaddedShape
 from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
@@ -81,8 +82,22 @@ class UsedRules:
         return rule
 
 
+def pad_small_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has small arguments be padded as large ones are, where they would be copied into memory that lasts."""
+    monkeypatch.setattr(staged_arguments, "MOST_BYTES", 0)
+
+
+@contextmanager
+def poison_padding() -> Iterator[None]:
+    """Padding is junk in programs that are made meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch)
+        yield
+
+
 def poison(monkeypatch: pytest.MonkeyPatch) -> UsedRules:
     rules = UsedRules()
+    pad_small_arguments(monkeypatch)
     monkeypatch.setattr(argument_binder, "pad", poisoned)
     monkeypatch.setattr(padded_graph, "rule_of", rules.rule_of)
     return rules

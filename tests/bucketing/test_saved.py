@@ -15,7 +15,7 @@ import dynaxla
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs import argument_binder
 from dynaxla.runtime.host_padding import PaddedShape
-from tests.bucketing.poison import poison
+from tests.bucketing.poison import pad_small_arguments, poison
 from tests.tolerances import assert_close
 
 SIZES = ((5, 9), (6, 12), (7, 11))  # of the bucket (8, 16)
@@ -62,6 +62,7 @@ def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPat
         return made
 
     monkeypatch.setattr(argument_binder, "pad", watched)
+    pad_small_arguments(monkeypatch)
     net = Attending()
     with recorder.expect(compiles=2):
         check(net, torch.compile(net, backend="dynaxla", dynamic=True, options=BUCKETS))

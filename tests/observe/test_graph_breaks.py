@@ -134,7 +134,7 @@ def _names(ended: GraphBreak, function: Callable[..., Any], line: str) -> bool:
 @pytest.mark.parametrize("function", [prints, calls_back])
 @torch.no_grad()
 def test_no_value_is_read_that_python_does_not_ask_for(function: Callable[..., Tensor]) -> None:
-    compiled, x = torch.compile(function, backend="dynaxla"), torch.randn(64)
+    compiled, x = torch.compile(function, backend="dynaxla"), torch.randn(1 << 14)  # small arguments are copied
     for _ in range(2):
         compiled(x)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
