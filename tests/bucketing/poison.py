@@ -91,7 +91,8 @@ def pad_small_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 def poison_padding() -> Iterator[None]:
     """Padding is junk in programs that are made meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch)
+        pad_small_arguments(patch)
+        patch.setattr(argument_binder, "pad", poisoned)
         yield
 
 
