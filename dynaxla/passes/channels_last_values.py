@@ -94,13 +94,15 @@ class _Images:
         if source not in self.last or not dims or node.kwargs or len(rest) > 1:
             return
         summed, keeps = {dim % 4 for dim in dims}, bool(rest and rest[0])
-        if not keeps and 1 not in summed and not {2, 3} <= summed:
+        in_order = node.meta["val"].is_contiguous() and (1 in summed or {2, 3} <= summed)
+        if not (_is_image(node) if keeps else in_order):
             return
         made = self._call(node, node.target, (self.last[source], sorted(_FIRST[dim] for dim in summed), keeps))
         if keeps:
-            made = self._call(node, aten.permute.default, (made, _FIRST))
-        node.replace_all_uses_with(made)
-        self._graph.erase_node(node)
+            self._replace(node, made)
+        else:
+            node.replace_all_uses_with(made)
+            self._graph.erase_node(node)
 
     def _normalize(self, node: Node) -> None:
         """A batch norm in training, by the formulas of its body (`ops.normalization.batch_norm_functional`)."""
