@@ -41,6 +41,9 @@ class Net(nn.Module):
             z.amax(1),
             z.sum((0, 2, 3)),
             z.sum((1, 3), keepdim=True),
+            z.sum(2, keepdim=True),
+            z.amax(3, keepdim=True),
+            z.sum((0, 1)),
             z,
             (z > 0).sum((0, 2)),
         )
