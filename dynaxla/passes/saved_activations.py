@@ -19,7 +19,7 @@ from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.fakes import mode_of
-from dynaxla.torch_api.overloads import OpOverload, parameters
+from dynaxla.torch_api.overloads import OpOverload, gives_view, parameters
 from dynaxla.types import SAVED, SOURCE
 
 aten = torch.ops.aten
@@ -57,6 +57,7 @@ def partition_saving_padded(
     share_seeds(joint.graph)
     _skip_detach(joint.graph)
     _merge_in_the_backward(joint.graph)
+    _view_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
@@ -192,6 +193,28 @@ def _merge_in_the_backward(graph: Graph) -> None:
         mark_backward(made)
         for reader in readers:
             reader.replace_input_with(node, made)
+
+
+def _view_in_the_backward(graph: Graph) -> None:
+    """Views of a forward value that the backward reads as well: it makes its own, and the value alone is saved."""
+    for node in list(graph.nodes):
+        readers = [user for user in node.users if is_backward(user)]
+        source = _viewed(node) if readers and is_forward(node) else None
+        if source is None or not any(map(is_backward, source.users)):
+            continue
+        with graph.inserting_before(min(readers)):
+            made = _copy(graph, node, {source: source})
+        for reader in readers:
+            reader.replace_input_with(node, made)
+
+
+def _viewed(node: Node) -> Node | None:
+    """What a forward node is a view of, made by views alone; None for what is no view, and for views of inputs."""
+    source = node
+    while isinstance(source.target, OpOverload) and gives_view(source.target) and isinstance(source.args[0], Node):
+        source = source.args[0]
+    computed = source is not node and source.op == "call_function" and isinstance(source.meta.get("val"), torch.Tensor)
+    return source if computed and is_forward(source) else None
 
 
 def _remake_masks(graph: Graph) -> None:
