@@ -3,7 +3,8 @@
 XLA hands large reductions, fused with their producers and consumers, to a library. The library sums rows up to four times as
 fast as XLA's own loops, and columns and short rows up to a hundred times as slow. Its other results differ: it drops NaN in
 maxima and minima, and omits conversions to narrower types and back.
-`runtime.fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library for it.
+`has_exact_fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library for it.
+Of maxima the library computes those by which `SHIFTED` ops shift their exponents: in these, NaN may be dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import torch
+
+from dynaxla.custom_ops import internal
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
+from dynaxla.runtime.executable_info import ANY_NAN
+
+aten = torch.ops.aten
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -25,15 +32,31 @@ _FEWEST = 4096
 _SHORTEST = 64
 """Number of elements per sum from which the library is faster than XLA."""
 
+_ATTRIBUTES = "mhlo.frontend_attributes"
 _REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
 _COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
 
-def keep_reductions_apart(mlir: StablehloModules, module: Module) -> None:
+SHIFTED = frozenset(
+    {
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten.logsumexp.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        internal.ATTENTION,
+    }
+)
+"""Ops of exponents of what is less than the largest in a row. A NaN in the row makes their result NaN, whatever is taken away."""
+
+
+def keep_reductions_apart(mlir: StablehloModules, module: Module, *, drops_nan: bool = False) -> None:
     """Lets the library compute the sums of floats that it computes faster, and nothing else.
 
-    Those sums move into functions that XLA does not inline, so that neither producers nor consumers are fused with them. The
+    Those move into functions that XLA does not inline, so that neither producers nor consumers are fused with them. The
     reducers of all other reductions are rewritten to a form that the library does not recognize.
+
+    Args:
+        drops_nan: whether maxima and minima may leave out NaN, so that the library computes them, too.
     """
     for operation in list(walk(module.operation)):
         reducer = _reducer(mlir, operation)
@@ -42,10 +65,12 @@ def keep_reductions_apart(mlir: StablehloModules, module: Module) -> None:
         with operation.location:
             if operation.name == "stablehlo.reduce_window" or not _is_of_rows(mlir, operation):
                 _round(mlir, reducer)
-            elif reducer.name in _COMPARISONS:
+            elif reducer.name in _COMPARISONS and not (drops_nan and _is_single(mlir, reducer)):
                 _select(mlir, reducer)
             elif math.prod(_shape(mlir, operation.operands[0])[dim] for dim in _reduced(operation)) >= _SHORTEST:
                 _outline(mlir, operation, module)
+            elif reducer.name in _COMPARISONS:
+                _select(mlir, reducer)
             else:
                 _round(mlir, reducer)
 
@@ -143,6 +168,11 @@ def _is_of_rows(mlir: StablehloModules, reduce: Operation) -> bool:
     return max((dim for dim, size in enumerate(shape) if size > 1), default=0) in _reduced(reduce)
 
 
+def _is_single(mlir: StablehloModules, reducer: Operation) -> bool:
+    """Whether a reducer combines elements of float32, of which alone the library knows the extremes."""
+    return isinstance(mlir.ir.RankedTensorType(reducer.results[0].type).element_type, mlir.ir.F32Type)
+
+
 def _select(mlir: StablehloModules, extreme: Operation) -> None:
     """Writes `extreme(a, b)` as `select(a is beyond b or a is NaN, a, b)`: a NaN in `b` is beyond nothing.
 
@@ -186,10 +216,12 @@ def _round(mlir: StablehloModules, reducer: Operation) -> None:
 
 
 def _outline(mlir: StablehloModules, reduction: Operation, module: Module) -> None:
-    """Moves a reduction into a function that XLA does not inline."""
+    """Moves a reduction into a function that XLA does not inline. An extreme is marked as one that may leave out NaN."""
     ir = mlir.ir
+    if _reducer(mlir, reduction).name in _COMPARISONS:  # type: ignore[union-attr]
+        reduction.attributes[_ATTRIBUTES] = ir.DictAttr.get({ANY_NAN: ir.StringAttr.get("true")})
     functions = module.body.operations
-    name = f"{mlir.symbol_name(functions[0])}.sum{len(functions)}"
+    name = f"{mlir.symbol_name(functions[0])}.rows{len(functions)}"
     operands, results = list(reduction.operands), [result.type for result in reduction.results]
     kinds = [operand.type for operand in operands]
     attributes = {
@@ -201,7 +233,7 @@ def _outline(mlir: StablehloModules, reduction: Operation, module: Module) -> No
     block = ir.Block.create_at_start(function.regions[0], kinds)
     kept = {
         "callee": ir.FlatSymbolRefAttr.get(name),
-        "mhlo.frontend_attributes": ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")}),
+        _ATTRIBUTES: ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")}),
     }
     call = ir.Operation.create("func.call", results, operands, attributes=kept, ip=ir.InsertionPoint(reduction))
     reduction.results[0].replace_all_uses_with(call.result)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dynaxla.lowering.call_graph import OpCall, mlir_type
-from dynaxla.lowering.cpu_reductions import carry_nan, has_reductions, keep_reductions_apart
+from dynaxla.lowering.cpu_reductions import SHIFTED, carry_nan, has_reductions, keep_reductions_apart
 from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
 from dynaxla.lowering.stablehlo_module import StablehloModules, strip_locations, walk
 from dynaxla.torch_api.overloads import REGIONS, namespace
@@ -77,13 +77,19 @@ class FunctionFinisher:
             unfinished = _text(plain, call) if has_reductions(plain) else ""
             flow = trace_divisions(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
-            (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, plain)
+            self._settle_reductions(plain, call, is_for_mesh)
             if not flow.quotients:
                 return StablehloFunction(call.name, _text(plain, call), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
-            (carry_nan if is_for_mesh else keep_reductions_apart)(self.mlir, exact)
+            self._settle_reductions(exact, call, is_for_mesh)
             return StablehloFunction(call.name, _text(plain, call), _text(exact, call), flow, unfinished)
+
+    def _settle_reductions(self, module: Module, call: OpCall, is_for_mesh: bool) -> None:
+        if is_for_mesh:
+            carry_nan(self.mlir, module)
+        else:
+            keep_reductions_apart(self.mlir, module, drops_nan=call.target in SHIFTED)
 
     def finish_text(self, unfinished: str, call: OpCall) -> StablehloFunction | None:
         """Finishes the function of a call from its unfinished text."""

@@ -295,7 +295,10 @@ def _scores(
     query: Array, key: Array, mask: Array | None, is_causal: bool, scale: float | None, first: Array | int = 0
 ) -> Array:
     """Scaled and masked scores [b, h, q, k] in the computation dtype."""
-    scores = _grouped("bghqe,bgke->bghqk", query, key) * scale_factor(query, scale)
+    factor, is_wide = scale_factor(query, scale), query.dtype in (jnp.float32, jnp.float64)
+    # Scores have two readers, so that a factor of theirs would be a pass of its own over them.
+    scores = _grouped("bghqe,bgke->bghqk", query * factor if is_wide else query, key)
+    scores = scores if is_wide else scores * factor
     if is_causal:
         scores = jnp.where(_causal_mask(query.shape[2], key.shape[2], first), scores, -jnp.inf)
     if mask is None:

@@ -101,11 +101,14 @@ class PjrtCompiled:
         return dict(found[0] if isinstance(found, list) else found) if found else {}
 
 
+ANY_NAN = "dynaxla_any_nan"
+"""Frontend attribute of an extreme in StableHLO: elements that are NaN may be left out, as what reads it is NaN there anyway."""
+
 _MOVE_OPCODES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
 _EXACT_OPCODES = frozenset("add subtract multiply divide negate abs".split())
 _COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"calls=([^\s,]+).*__ynn_fusion")
-_INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?:.*to_apply=([^\s,]+))?")
+_INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?=(.*))(?:.*to_apply=([^\s,]+))?")
 
 
 class _Instruction(NamedTuple):
@@ -114,11 +117,13 @@ class _Instruction(NamedTuple):
     element: str
     opcode: str
     operands: str
+    attributes: str
     reducer: str
 
 
 def has_exact_fusions(hlo: str) -> bool:
-    """Whether the library computes XLA's numbers: it reduces nothing, or only sums values that it computes as XLA does.
+    """Whether the library computes XLA's numbers: it reduces nothing, or only sums values that it computes as XLA does,
+    or finds the largest ones with no regard to NaN where that is allowed (`ANY_NAN`).
 
     In jaxlib 0.10.2 the library drops NaN in maxima and minima, omits conversions to narrower types and back, and its
     `exp` overflows before the result does.
@@ -151,7 +156,7 @@ def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapp
     if instruction.opcode == "convert":  # the library may omit a chain of conversions
         return bool(instruction.root) or instruction.operands in parameters
     if instruction.opcode == "reduce":
-        return " add(" in computations[instruction.reducer]
+        return " add(" in computations[instruction.reducer] or f'{ANY_NAN}="true"' in instruction.attributes
     return instruction.opcode in _MOVE_OPCODES or (
         instruction.opcode in _EXACT_OPCODES and instruction.element in ("f32", "f64")
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dynaxla.lowering import stablehlo_module
+from dynaxla.lowering import stablehlo_functions, stablehlo_module
 from dynaxla.lowering.cpu_reductions import keep_reductions_apart
 from dynaxla.runtime import xla
 from tests.tolerances import assert_close
@@ -128,3 +128,53 @@ def test_extremes_of_bools() -> None:
     for x in (torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool), torch.eye(3, 4).bool()):
         for mine, eager in zip(compiled(x), extremes(x), strict=True):
             assert torch.equal(mine, eager)
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(x[None, None], 2 * x[None, None], x[None, None])
+
+
+SHIFTING: dict[str, Reduction] = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "attention": attend,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", SHIFTING)
+@torch.no_grad()
+def test_a_nan_reaches_all_that_exponents_give(name: str, dtype: torch.dtype) -> None:
+    """Also where the library finds by what exponents are shifted, and leaves out NaN."""
+    x = torch.randn(128, 128)
+    x[::7, ::5] = torch.nan
+    x[3], x[4], x[5] = torch.nan, torch.inf, -torch.inf
+    x[8, 1], x[9, 2], x[10, 3:] = torch.inf, -torch.inf, -torch.inf
+    given = x.to(dtype)
+    assert_close(torch.compile(SHIFTING[name], backend="dynaxla")(given), SHIFTING[name](given))
+
+
+@pytest.mark.usefixtures("nothing_lowered")
+@pytest.mark.parametrize("name", SHIFTING)
+@torch.no_grad()
+def test_the_library_finds_by_what_exponents_are_shifted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def watched(mlir: Any, module: Any, *, drops_nan: bool) -> None:
+        keep_reductions_apart(mlir, module, drops_nan=drops_nan)
+        compiled.append(_compiled(mlir.bytecode(_with_main(mlir, module))))
+
+    monkeypatch.setattr(stablehlo_functions, "keep_reductions_apart", watched)
+    x = torch.randn(128, 128)
+    assert_close(torch.compile(SHIFTING[name], backend="dynaxla")(x), SHIFTING[name](x))
+    assert any("__ynn_fusion" in text and "dynaxla_any_nan" in text for text in compiled)
+
+
+def _with_main(mlir: Any, module: Any) -> Any:
+    """A copy of the module whose first function is the program."""
+    copy = mlir.ir.Module.parse(str(module))
+    first = copy.body.operations[0]
+    first.attributes["sym_name"] = mlir.ir.StringAttr.get("main")
+    first.attributes["sym_visibility"] = mlir.ir.StringAttr.get("public")
+    return copy
