@@ -101,6 +101,7 @@ class CpuFallbackRunner:
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """A tensor of the device with the values of one of the host, and its strides where that is dense."""
         _check_strided(host)
+        host = host.resolve_conj().resolve_neg()
         dense = host.permute(memory_order(host.stride()))
         strides = host.stride() if dense.is_contiguous() else None
         array = dense if strides is not None else host
@@ -132,7 +133,7 @@ class CpuFallbackRunner:
         owner = copies.owner(result)
         if owner is None:
             return self.tensor(result)
-        return owner.detach().as_strided(result.shape, result.stride(), result.storage_offset())
+        return _with_bits_of(result, owner.detach().as_strided(result.shape, result.stride(), result.storage_offset()))
 
 
 class _Copies:
@@ -157,7 +158,7 @@ class _Copies:
             self.arrays[id(memory)] = memory, array, version_of(array)
         array = self.arrays[id(memory)][1]
         typed = array if array.dtype is tensor.dtype else _bytes_as(array, tensor.dtype)
-        copy = typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        copy = _with_bits_of(tensor, typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
         self.tensors.append((tensor, copy))
         self.versions.append(version_of(copy))
         return copy
@@ -194,6 +195,13 @@ class _Copies:
         """The tensor of the device in whose memory a result lies."""
         place = storage_key(result.untyped_storage())
         return next((t for t, copy in self.tensors if storage_key(copy.untyped_storage()) == place), None)
+
+
+def _with_bits_of(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """A view whose elements are conjugated and negated lazily where another tensor's are."""
+    if view.is_conj() != tensor.is_conj():
+        view = view.conj()
+    return view if view.is_neg() == tensor.is_neg() else torch.ops.aten._neg_view.default(view)
 
 
 def _count_bytes(host: torch.Tensor) -> int:

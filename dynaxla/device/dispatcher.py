@@ -16,7 +16,7 @@ from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.lazy_mode import LazyMode
-from dynaxla.device.op_call import DevicesDiffer, Lyings, OpInvocation
+from dynaxla.device.op_call import DevicesDiffer, Lyings, OpInvocation, find_lazy_targets
 from dynaxla.device.op_programs import (
     CpuFallback,
     OpProgram,
@@ -25,7 +25,14 @@ from dynaxla.device.op_programs import (
     ProgramOutput,
     TracedOp,
 )
-from dynaxla.device.op_results import bind_writes, collect_returns, resize_output, share_results, wrap_output
+from dynaxla.device.op_results import (
+    bind_writes,
+    collect_returns,
+    resize_output,
+    run_on_plain,
+    share_results,
+    wrap_output,
+)
 from dynaxla.device.padded_buffers import make_copies
 from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
 from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarnings, split_sizes
@@ -116,6 +123,8 @@ class OpDispatcher:
             whatever eager PyTorch raises for the arguments.
         """
         self._memories.check_process(self._client.platform)
+        if known.may_write_to_lazy and (lazy := find_lazy_targets(known, args, kwargs)):
+            return run_on_plain(self.run, known, args, kwargs, lazy)
         call = OpInvocation(known, self.layouts)
         call.read(args, kwargs)
         refused = self._refused(call, args, kwargs)

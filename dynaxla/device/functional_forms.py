@@ -23,6 +23,7 @@ from dynaxla.torch_api.mutation_schema import (
     find_functional_variant,
     find_returned_parameters,
     find_written_parameters,
+    may_write_to_lazy,
     version_counter_of,
 )
 from dynaxla.torch_api.overloads import OpOverload, parameters, takes_sizes
@@ -43,6 +44,7 @@ class FunctionalForm:
         names: of its parameters, in order.
         defaults: of its parameters, where they are not None.
         written: the parameters that it writes to.
+        may_write_to_lazy: whether what it writes to may be conjugated or negated lazily.
         counted: who raises the versions of what it writes, as `version_counter_of`.
         outs: how many of the last parameters are there to be written to only.
         returned: for each of its results the parameter that it is, or None.
@@ -61,6 +63,7 @@ class FunctionalForm:
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     written: tuple[str, ...]
+    may_write_to_lazy: bool
     counted: Literal["torch", "parts", "nobody"]
     outs: int
     returned: tuple[str | None, ...]
@@ -95,6 +98,7 @@ class FunctionalForm:
             names,
             defaults,
             written,
+            bool(written) and may_write_to_lazy(op),
             version_counter_of(op),
             count_out_parameters(op),
             find_returned_parameters(op),
@@ -128,6 +132,7 @@ def _forms() -> Mapping[OpOverload, tuple[Callable[..., Any], tuple[str, ...]]]:
         aten._linalg_svd.default: (_svd, ()),
         aten._linalg_eigh.default: (_eigh, ()),
         aten.randperm.generator: (_randperm, ()),
+        aten.conj_physical_.default: (aten._conj_physical.default, ("self",)),
         **{
             op: (function, ())
             for forms in (RNN_CELL_DECOMPOSITIONS, RNN_LAYER_DECOMPOSITIONS, EXPERTS)

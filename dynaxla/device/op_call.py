@@ -13,6 +13,7 @@ from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.storage import DeviceStorage
 from dynaxla.device.view_layout import Ints, ViewLayout, view_layout_of
 from dynaxla.torch_api.private_device import get_attached_memory
+from dynaxla.torch_api.pytree import tree_leaves
 from dynaxla.types import DEVICE_TYPE, TensorSpec
 
 MOST_LYINGS = 1 << 14
@@ -182,6 +183,13 @@ def leaf_parts(part: Part) -> Iterator[tuple[Any, ...]]:
             yield from leaf_parts(each)
     elif part is not None:
         yield part
+
+
+def find_lazy_targets(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a call writes to of which the memory holds conjugates or negatives."""
+    places = [(name, known.names.index(name)) for name in known.written]
+    targets = tree_leaves([args[place] if place < len(args) else kwargs.get(name) for name, place in places])
+    return [each for each in targets if isinstance(each, torch.Tensor) and (each.is_conj() or each.is_neg())]
 
 
 def resolve_lazy_bits(tensor: torch.Tensor) -> torch.Tensor:

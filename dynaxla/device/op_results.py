@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dynaxla.device.functional_forms import FunctionalForm
+from dynaxla.device.op_call import resolve_lazy_bits
 from dynaxla.device.op_programs import OpProgramSignature
 from dynaxla.device.storage import DeviceStorage
 from dynaxla.device.trace_op import NumberResult
 from dynaxla.torch_api.private_device import copy_view_metadata
-from dynaxla.torch_api.pytree import tree_leaves
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
 
 def share_results(program: OpProgramSignature, outputs: Sequence[DeviceStorage]) -> None:
@@ -54,6 +55,32 @@ def collect_returns(known: FunctionalForm, plain: Sequence[Any], args: Sequence[
     if not found:
         return None
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def run_on_plain(
+    run: Callable[..., Any],
+    known: FunctionalForm,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    lazy: Sequence[torch.Tensor],
+) -> Any:
+    """What a call gives that writes to memory of conjugates or negatives of elements: it writes to copies without these bits,
+    which are copied back.
+
+    Args:
+        run: runs an op.
+        lazy: the targets with such bits.
+    """
+    plain = [resolve_lazy_bits(target) for target in lazy]
+    copies = {id(target): copy for target, copy in zip(lazy, plain, strict=True)}
+    given = tree_map_only(torch.Tensor, lambda tensor: copies.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
+    made = run(known, *given)
+    for target, copy in zip(lazy, plain, strict=True):
+        if target.shape != copy.shape:
+            target.resize_(copy.shape)
+        target.copy_(copy)
+    targets = {id(copy): target for target, copy in zip(lazy, plain, strict=True)}
+    return tree_map_only(torch.Tensor, lambda result: targets.get(id(result), result), made)
 
 
 def count_writes(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

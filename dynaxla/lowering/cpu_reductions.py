@@ -3,7 +3,8 @@
 XLA hands large reductions, fused with their producers and consumers, to a library. The library sums rows up to four times as
 fast as XLA's own loops, and columns and short rows up to a hundred times as slow. Its other results differ: it drops NaN in
 maxima and minima, and omits conversions to narrower types and back.
-`has_exact_fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library for it.
+`has_exact_fusions` makes sure that no such thing is left; this module, that sums need not be compiled without the library
+for it.
 Of maxima the library computes those by which `SHIFTED` ops shift their exponents: in these, NaN may be dropped.
 """
 
@@ -46,7 +47,7 @@ SHIFTED = frozenset(
         internal.ATTENTION,
     }
 )
-"""Ops of exponents of what is less than the largest in a row. A NaN in the row makes their result NaN, whatever is taken away."""
+"""Ops of exponents less the largest of a row. A NaN in the row makes their result NaN, whatever is taken away."""
 
 
 def keep_reductions_apart(mlir: StablehloModules, module: Module, *, drops_nan: bool = False) -> None:

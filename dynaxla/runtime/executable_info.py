@@ -102,7 +102,7 @@ class PjrtCompiled:
 
 
 ANY_NAN = "dynaxla_any_nan"
-"""Frontend attribute of an extreme in StableHLO: elements that are NaN may be left out, as what reads it is NaN there anyway."""
+"""Frontend attribute of an extreme in StableHLO: NaN may be left out, as what reads it is NaN there anyway."""
 
 _MOVE_OPCODES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
 _EXACT_OPCODES = frozenset("add subtract multiply divide negate abs".split())

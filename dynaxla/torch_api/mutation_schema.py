@@ -69,6 +69,13 @@ def version_counter_of(op: OpOverload) -> Literal["torch", "parts", "nobody"]:
     return "parts" if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd) else "nobody"
 
 
+def may_write_to_lazy(op: OpOverload) -> bool:
+    """Whether kernels of an op may get tensors that are conjugated or negated lazily: for any other op torch makes others of
+    these, and copies back what was written. Relies on the keys Conjugate and Negative, whose kernels let them through."""
+    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    return any(map(op.has_kernel_for_dispatch_key, keys))
+
+
 def find_written_parameters(op: OpOverload) -> tuple[str, ...]:
     """Returns the names of the parameters that an op writes to, in its order. Relies on `alias_info` of a schema's
     parameters."""

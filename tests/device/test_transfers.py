@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.padded_buffers import BufferCopies
+from dynaxla.device.registration import device_in_use
+from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.runtime import xla
 from dynaxla.runtime.pjrt_clients import HostTransferClient
 from dynaxla.runtime.transfers import download, upload
@@ -121,7 +126,44 @@ def _writes(x: Tensor) -> list[Tensor]:
     y = fresh()
     y[1:].conj().zero_()
     y.conj().neg_()
+    made += _written_by_products(x, fresh)
     return made
+
+
+def _written_by_products(x: Tensor, fresh: Callable[[], Tensor]) -> list[Tensor]:
+    """Ops whose kernels torch hands conjugates and negatives as they are."""
+    torch.mm(x, x, out=fresh().conj())
+    torch.mm(x.conj(), x, out=fresh().mH)
+    fresh().conj().addmm_(x, x.mH)
+    torch.addmm(x, x, x, out=fresh().conj())
+    fresh().conj()[None].baddbmm_(x[None], x[None])
+    torch.bmm(x[None], x[None], out=fresh()[None].conj())
+    torch.dot(x[0], x[1].conj(), out=fresh()[0, 0].conj())
+    torch.vdot(x[0], x[1].conj(), out=fresh()[0, 0].conj())
+    fresh().conj().conj_physical_()
+    factor = x.triu() + 3 * torch.eye(3, device=x.device)
+    torch.linalg.solve_triangular(factor, x, upper=True, out=fresh().mH)
+    for given in (factor, factor.conj()):
+        into = fresh()
+        torch.linalg.solve_triangular(given, into, upper=True, out=into)
+        into = fresh().conj()
+        torch.linalg.solve_triangular(given, into, upper=True, out=into)
+    negative = torch._neg_view(x.real.clone())
+    torch.mm(x.real, x.imag, out=negative)
+    larger = torch.zeros(0, dtype=x.dtype, device=x.device).conj()
+    torch.mm(x, x, out=larger)
+    returned = torch.mm(x, x, out=(out := fresh().conj()))
+    assert returned is out
+    return [negative, torch._neg_view(x.real.clone()).neg_(), larger.resolve_conj()]
+
+
+def test_ops_on_the_host_read_conjugates_and_negatives() -> None:
+    x = torch.randn(3, 3, dtype=torch.complex64)
+    known = FunctionalForm.of(torch.ops.aten.mul.Tensor)
+    reason = FallbackReason(ReasonId.UNSUPPORTED_CALL, known.name, detail="it is asked for")
+    for bits in (torch.Tensor.conj, lambda each: torch._neg_view(each), lambda each: torch._neg_view(each.conj())):
+        found = device_in_use().eager.run_on_host(known, (bits(x.to("dynaxla")), 2j), {}, reason)
+        assert torch.equal(found.cpu(), bits(x) * 2j)
 
 
 def test_writes_through_conjugates_and_negatives() -> None:

@@ -104,6 +104,12 @@ def test_the_dispatcher_says_who_raises_versions() -> None:
     assert [mutation_schema.version_counter_of(op) for op in ops] == ["torch", "parts", "nobody"]
 
 
+@boundary("mutation_schema.may_write_to_lazy")
+def test_kernels_of_products_get_lazy_conjugates() -> None:
+    ops = (aten.mm.out, aten.addmm_.default, aten.neg_.default, aten.mul.out, aten.add_.Tensor)
+    assert list(map(mutation_schema.may_write_to_lazy, ops)) == [True, True, True, False, False]
+
+
 @boundary("autocast_lists.autocast_state")
 def test_torch_says_for_which_devices_autocast_is_on() -> None:
     assert autocast_lists.autocast_state() == []
