@@ -318,14 +318,15 @@ def exchange_by_dlpack(adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
     Other consumers get a copy on the host if they ask for the device (kDLCPU, 0), as numpy does for `device="cpu"`.
 
     Relies on `torch._C._from_dlpack`, which torch's functions for DLPack but `asarray` call, and which makes a storage at the
-    address of the exported tensor; and on `DLDeviceType.kDLExtDev` being PrivateUse1.
+    address of the exported tensor; on `DLDeviceType.kDLExtDev` being PrivateUse1; and on `_device_constructors`, which keeps
+    torch's own `asarray`, so that `with torch.device(...)` gives it a device.
 
     Args:
         adopt: makes a tensor with such a storage one of the device.
     """
     own_import, own_export, own_device = torch._C._from_dlpack, torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
-    own_asarray = torch.asarray
-    host = (DLDeviceType.kDLCPU, 0)
+    own_asarray, host = torch.asarray, (DLDeviceType.kDLCPU, 0)
+    torch.utils._device._device_constructors()
 
     def from_dlpack(capsule: Any) -> torch.Tensor:
         made = own_import(capsule)

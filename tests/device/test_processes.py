@@ -37,6 +37,18 @@ def test_nothing_is_left_of_dropped_tensors() -> None:
     assert (len(memories), torch.dynaxla.memory_allocated()) == (before, held)
 
 
+def test_contexts_of_other_devices_are_as_before() -> None:
+    """Also where the first one is entered after `use`."""
+    program = (
+        "import torch, dynaxla; dynaxla.use('cpu')\n"
+        "for name in ('meta', 'dynaxla:0'):\n"
+        "    with torch.device(name):\n"
+        "        made = [torch.asarray(x) for x in (3, torch.ones(2, device='cpu').numpy(), torch.ones(2, device='cpu'))]\n"
+        "    assert [str(x.device) for x in (*made, torch.ones(1, device=name))] == 4 * [name], made"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_errors_leave_nothing() -> None:
     x, before = torch.ones(2, device="dynaxla"), len(device_in_use().memories)
     caught = 0
