@@ -51,10 +51,11 @@ SHIFTED = frozenset(
 
 
 def keep_reductions_apart(mlir: StablehloModules, module: Module, *, drops_nan: bool = False) -> None:
-    """Lets the library compute the sums of floats that it computes faster, and nothing else.
+    """Lets the library compute the sums of floats that it computes faster, the extremes too where NaN may be left out, and
+    nothing else.
 
-    Those move into functions that XLA does not inline, so that neither producers nor consumers are fused with them. The
-    reducers of all other reductions are rewritten to a form that the library does not recognize.
+    What it computes moves into functions that XLA does not inline, so that neither producers nor consumers are fused with
+    it. The reducers of all other reductions are rewritten to a form that the library does not recognize.
 
     Args:
         drops_nan: whether maxima and minima may leave out NaN, so that the library computes them, too.
@@ -66,9 +67,9 @@ def keep_reductions_apart(mlir: StablehloModules, module: Module, *, drops_nan: 
         with operation.location:
             if operation.name == "stablehlo.reduce_window" or not _is_of_rows(mlir, operation):
                 _round(mlir, reducer)
-            elif reducer.name in _COMPARISONS and not (drops_nan and _is_single(mlir, reducer)):
-                _select(mlir, reducer)
-            elif math.prod(_shape(mlir, operation.operands[0])[dim] for dim in _reduced(operation)) >= _SHORTEST:
+            elif _is_long(mlir, operation) and (
+                reducer.name not in _COMPARISONS or (drops_nan and _is_single(mlir, reducer))
+            ):
                 _outline(mlir, operation, module)
             elif reducer.name in _COMPARISONS:
                 _select(mlir, reducer)
@@ -167,6 +168,12 @@ def _is_of_rows(mlir: StablehloModules, reduce: Operation) -> bool:
     """Whether the reduced elements are neighbours in memory."""
     shape = _shape(mlir, reduce.operands[0])
     return max((dim for dim, size in enumerate(shape) if size > 1), default=0) in _reduced(reduce)
+
+
+def _is_long(mlir: StablehloModules, reduce: Operation) -> bool:
+    """Whether so many elements are reduced to one that the library is faster."""
+    shape = _shape(mlir, reduce.operands[0])
+    return math.prod(shape[dim] for dim in _reduced(reduce)) >= _SHORTEST
 
 
 def _is_single(mlir: StablehloModules, reducer: Operation) -> bool:
