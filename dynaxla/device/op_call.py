@@ -185,11 +185,16 @@ def leaf_parts(part: Part) -> Iterator[tuple[Any, ...]]:
         yield part
 
 
+def find_targets(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to."""
+    places = [(name, known.names.index(name)) for name in known.written]
+    given = tree_leaves([args[place] if place < len(args) else kwargs.get(name) for name, place in places])
+    return [each for each in given if isinstance(each, torch.Tensor)]
+
+
 def find_lazy_targets(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """What a call writes to of which the memory holds conjugates or negatives."""
-    places = [(name, known.names.index(name)) for name in known.written]
-    targets = tree_leaves([args[place] if place < len(args) else kwargs.get(name) for name, place in places])
-    return [each for each in targets if isinstance(each, torch.Tensor) and (each.is_conj() or each.is_neg())]
+    return [each for each in find_targets(known, args, kwargs) if each.is_conj() or each.is_neg()]
 
 
 def resolve_lazy_bits(tensor: torch.Tensor) -> torch.Tensor:

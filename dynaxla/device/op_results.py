@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from dynaxla.device.functional_forms import FunctionalForm
-from dynaxla.device.op_call import resolve_lazy_bits
+from dynaxla.device.op_call import find_targets, resolve_lazy_bits
 from dynaxla.device.op_programs import OpProgramSignature
 from dynaxla.device.storage import DeviceStorage
 from dynaxla.device.trace_op import NumberResult
 from dynaxla.torch_api.private_device import copy_view_metadata
-from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+from dynaxla.torch_api.pytree import tree_map_only
 
 
 def share_results(program: OpProgramSignature, outputs: Sequence[DeviceStorage]) -> None:
@@ -85,9 +85,7 @@ def run_on_plain(
 
 def count_writes(known: FunctionalForm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises the versions of the tensors that a call wrote to."""
-    for name in known.written:
-        place = known.names.index(name)
-        torch.autograd.graph.increment_version(tree_leaves(args[place] if place < len(args) else kwargs[name]))
+    torch.autograd.graph.increment_version(find_targets(known, args, kwargs))
 
 
 def wrap_output(place: Any, tensors: Sequence[torch.Tensor]) -> Any:
