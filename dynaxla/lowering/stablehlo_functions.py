@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dynaxla.lowering.call_graph import OpCall, mlir_type
+from dynaxla.lowering.cpu_products import has_products, settle_products
 from dynaxla.lowering.cpu_reductions import SHIFTED, carry_nan, has_reductions, keep_reductions_apart
 from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
 from dynaxla.lowering.stablehlo_module import StablehloModules, strip_locations, walk
@@ -74,18 +75,20 @@ class FunctionFinisher:
             plain = self._alone(functions, symbol, call.name)
             if self.platform != "cpu":
                 return StablehloFunction(call.name, _text(plain, call), "", NOWHERE)
-            unfinished = _text(plain, call) if has_reductions(plain) else ""
+            unfinished = _text(plain, call) if has_reductions(plain) or has_products(plain) else ""
             flow = trace_divisions(self.mlir, plain)
             keep_divisions(self.mlir, plain, returned=False)
-            self._settle_reductions(plain, call, is_for_mesh)
+            self._settle_sizes(plain, call, is_for_mesh)
             if not flow.quotients:
                 return StablehloFunction(call.name, _text(plain, call), "", flow, unfinished)
             exact = self._alone(functions, symbol, f"{call.name}.exact")
             keep_divisions(self.mlir, exact, returned=True)
-            self._settle_reductions(exact, call, is_for_mesh)
+            self._settle_sizes(exact, call, is_for_mesh)
             return StablehloFunction(call.name, _text(plain, call), _text(exact, call), flow, unfinished)
 
-    def _settle_reductions(self, module: Module, call: OpCall, is_for_mesh: bool) -> None:
+    def _settle_sizes(self, module: Module, call: OpCall, is_for_mesh: bool) -> None:
+        """Rewrites what XLA's CPU compiler computes well or badly by its size."""
+        settle_products(self.mlir, module, by_rows=not is_for_mesh)
         if is_for_mesh:
             carry_nan(self.mlir, module)
         else:
@@ -145,8 +148,6 @@ class FunctionFinisher:
         name = operation.name
         if name == "stablehlo.convert":
             self._convert_through_integers(operation)
-        elif name == "stablehlo.dot_general" and self.platform == "cpu":
-            self._widen_factors(operation)
         if self.precision is not None and name in ("stablehlo.dot_general", "stablehlo.convolution"):
             wanted = self.mlir.stablehlo.PrecisionAttr.get(self.precision)
             operation.attributes["precision_config"] = self.mlir.ir.ArrayAttr.get([wanted, wanted])
@@ -164,18 +165,6 @@ class FunctionFinisher:
         ):
             integer = ir.IntegerType.get_signless(32)
             operation.operands[0] = self._converted(operation.operands[0], integer, operation)
-
-    def _widen_factors(self, operation: Operation) -> None:
-        """Converts the 16-bit factors of a product that is summed in a wider float.
-
-        XLA's CPU client compiles such a product and then cannot run it where the factors do not lie as its fast kernels
-        want them ("DotThunk: BF16 x BF16 = F32"). Products of weights, which lie well, take as long either way.
-        """
-        wide = self.mlir.ir.RankedTensorType(operation.results[0].type).element_type
-        for index, factor in enumerate(operation.operands):
-            element = self.mlir.ir.RankedTensorType(factor.type).element_type
-            if element != wide and str(element) in ("bf16", "f16"):
-                operation.operands[index] = self._converted(factor, wide, operation)
 
     def _converted(self, value: Value, element: Any, user: Operation) -> Value:
         """Converts a value's element type, in front of the operation that uses it."""

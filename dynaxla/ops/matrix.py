@@ -186,14 +186,10 @@ _MERGED_ROWS = "torch-mlir's products take matrices alone, and XLA's TPU compile
     torch_mlir=(Finding(Verdict.SLOWER, WIDE_INEXACT, _MERGED_ROWS, calls=_keeps_rows_apart),),
 )
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x [..., m, k], weight [n, k]. For one row the weight is the first operand, as XLA's CPU emitter is fastest with it."""
+    """x [..., m, k], weight [n, k]."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)
     wide = jnp.float32 if narrow else None
-    contract = (((x.ndim - 1,), (1,)), ((), ()))
-    if x.shape[:-1] == (1,):
-        product = lax.dot_general(weight, x, contract, preferred_element_type=wide).T
-    else:
-        product = lax.dot_general(x, weight, contract, preferred_element_type=wide)
+    product = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=wide)
     if bias is not None:
         product = product + bias.astype(product.dtype)
     return product.astype(x.dtype)

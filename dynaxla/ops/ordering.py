@@ -20,6 +20,7 @@ from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_dim
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
+from dynaxla.ops.sort_keys import find_largest, has_keys, sort_by_keys
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
@@ -28,9 +29,23 @@ TIES = "which of several equal elements the index refers to is undefined, as in 
 
 Pair = tuple[jax.Array, jax.Array]
 
+_FEWEST_PER_LARGEST = 4
+"""Elements of a row per largest one that is sought, from which finding these takes less time than sorting the row."""
+
 
 def sort_with_indices(x: jax.Array, axis: int, descending: bool) -> Pair:
     """`x` sorted along `axis`, and each element's index in `x` as int64; NaN last, or first if descending."""
+
+    def by_keys(x: jax.Array) -> Pair:
+        return sort_by_keys(x, axis, descending=descending)
+
+    def as_pairs(x: jax.Array) -> Pair:
+        return _sort_pairs(x, axis, descending)
+
+    return lax.platform_dependent(x, cpu=by_keys, default=as_pairs) if has_keys(x) else as_pairs(x)
+
+
+def _sort_pairs(x: jax.Array, axis: int, descending: bool) -> Pair:
     places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
     if descending:  # sorting the reversed row and reversing the result keeps equal elements in order
         values, order = lax.sort((lax.rev(x, (axis,)), lax.rev(places, (axis,))), dimension=axis, num_keys=1)
@@ -81,11 +96,19 @@ def msort(x: jax.Array) -> jax.Array:
 @OPS.op(aten.topk.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.topk, limits=TIES)
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The result is always sorted; equal elements are in their order in `x`."""
-    axis = axis_of(dim, x.ndim)
-    values, places = sort_with_indices(as_vector(x), axis, largest)
-    if x.ndim == 0 and k == 1:
-        return values.reshape(()), places.reshape(())
-    return slice_axis(values, axis, 0, k), slice_axis(places, axis, 0, k)
+    axis, row = axis_of(dim, x.ndim), as_vector(x)
+
+    def by_sorting(row: jax.Array) -> Pair:
+        values, places = sort_with_indices(row, axis, largest)
+        return slice_axis(values, axis, 0, k), slice_axis(places, axis, 0, k)
+
+    def by_rows(row: jax.Array) -> Pair:
+        values, places = find_largest(jnp.moveaxis(row, axis, -1), k, descending=largest)
+        return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis)
+
+    is_faster = has_keys(row) and 0 < _FEWEST_PER_LARGEST * k <= row.shape[axis]
+    values, places = lax.platform_dependent(row, cpu=by_rows, default=by_sorting) if is_faster else by_sorting(row)
+    return (values.reshape(()), places.reshape(())) if x.ndim == 0 and k == 1 else (values, places)
 
 
 @OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.kth_value, limits=TIES)

@@ -1,0 +1,51 @@
+"""Measures sorts, largest elements and medians, compiled and in eager.
+
+    python -m benchmarks.sort_speed [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
+
+A row of 49,152 is what a token is chosen from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
+
+SIZES = ("8,49152", "1024,768", "4096,8")
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sort": lambda x: x.sort(-1)[0],
+    "largest": lambda x: x.topk(max(1, x.shape[-1] // 16))[0],
+    "median": lambda x: x.median(-1)[0],
+}
+
+
+def run(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Run:
+    return lambda number: function(x)
+
+
+def run_compiled(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Run:
+    return run(torch.compile(function, backend="dynaxla", dynamic=False), x)
+
+
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
+    for dtype in given.dtypes:
+        for sizes in given.sizes:
+            x = torch.randn([*map(int, sizes.split(","))]).to(getattr(torch, dtype))
+            for name, function in CALLS.items():
+                ways = {"eager": partial(run, function, x), "dynaxla": partial(run_compiled, function, x)}
+                yield Case(f"{name} {sizes} {dtype}", ways)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", nargs="+", default=SIZES)
+    parser.add_argument("--dtypes", nargs="+", default=("float32",))
+
+
+if __name__ == "__main__":
+    run_cases(__doc__, make_cases, add_arguments)

@@ -1,0 +1,203 @@
+"""Controls how XLA's CPU compiler computes products of few rows by a large matrix, such as those of linear layers that generate
+token by token.
+
+`x @ w.T` of 2 to 64 rows of floats takes up to three times as long as `(w @ x.T).T`: XLA packs the right operand at every call,
+and the left one not. XLA makes the one of the other where the transpose is next to the product, so an optimization barrier
+stands between the two.
+
+Factors of 16 bits are widened for a product that is summed in 32, a large weight at every call. XLA's library multiplies
+bfloat16 as it is, two rows or more, which is faster up to some 64 rows; a single row is computed as two.
+
+`python -m benchmarks.product_speed` measures these products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dynaxla.lowering.stablehlo_module import StablehloModules, walk
+
+# Of jaxlib's bindings of MLIR, which have no types.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
+
+MOST_ROWS = 64
+"""Number of rows of the left operand up to which a product is one of few rows."""
+
+FEWEST_ELEMENTS = 1 << 16
+"""Number of elements of the right operand from which it is a large matrix."""
+
+_PRODUCT = "stablehlo.dot_general"
+
+
+def has_products(module: Module) -> bool:
+    """Whether `settle_products` might change the module at other sizes."""
+    return any(operation.name == _PRODUCT for operation in walk(module.operation))
+
+
+def settle_products(mlir: StablehloModules, module: Module, *, by_rows: bool = True) -> None:
+    """Writes the products of a module as XLA's CPU compiler computes them right and fast.
+
+    Args:
+        by_rows: whether products of few rows are computed otherwise than those of many.
+    """
+    for operation in list(walk(module.operation)):
+        if operation.name != _PRODUCT:
+            continue
+        with operation.location:
+            left, right = _Factor.both(mlir, operation)
+            if not by_rows or not _has_few_rows(mlir, left, right):
+                _widen_factors(mlir, operation)
+            elif _is_of_bfloat16(mlir, operation, right):
+                if left.count_rows(mlir) == 1:
+                    _double_row(mlir, operation)
+            elif left.count_rows(mlir) > 1 and right.is_of_rows(mlir):
+                _swap(mlir, operation, left, right)
+            else:
+                _widen_factors(mlir, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """An operand of a product, or what it is the transpose of.
+
+    Attributes:
+        value: a tensor.
+        batching: its dims that the product keeps, one by one with the other factor's.
+        contracting: its dims over which the product sums.
+        free: its other dims, in the order in which the product has them.
+    """
+
+    value: Value
+    batching: tuple[int, ...]
+    contracting: tuple[int, ...]
+    free: tuple[int, ...]
+
+    @classmethod
+    def both(cls, mlir: StablehloModules, product: Operation) -> tuple[_Factor, _Factor]:
+        dims = mlir.stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
+        left = cls._of(mlir, product.operands[0], dims.lhs_batching_dimensions, dims.lhs_contracting_dimensions)
+        right = cls._of(mlir, product.operands[1], dims.rhs_batching_dimensions, dims.rhs_contracting_dimensions)
+        return left, right
+
+    @classmethod
+    def _of(cls, mlir: StablehloModules, value: Value, batching: Sequence[int], contracting: Sequence[int]) -> _Factor:
+        bound = {*batching, *contracting}
+        order: Sequence[int] = range(len(_shape(mlir, value)))
+        free = [dim for dim in order if dim not in bound]
+        if isinstance(value.owner, mlir.ir.OpView) and value.owner.operation.name == "stablehlo.transpose":
+            value, order = value.owner.operands[0], list(value.owner.attributes["permutation"])
+        return cls(value, *(tuple(order[dim] for dim in dims) for dims in (batching, contracting, free)))
+
+    def count_rows(self, mlir: StablehloModules) -> int:
+        shape = _shape(mlir, self.value)
+        return math.prod(shape[dim] for dim in self.free)
+
+    def is_of_rows(self, mlir: StablehloModules) -> bool:
+        """Whether the product sums elements that are neighbours in memory."""
+        return self.contracting == (len(_shape(mlir, self.value)) - 1,)
+
+
+def _has_few_rows(mlir: StablehloModules, left: _Factor, right: _Factor) -> bool:
+    """Whether a product of floats has few rows on the left, and on the right a large matrix of more."""
+    if not isinstance(_element(mlir, right.value), mlir.ir.FloatType):
+        return False
+    rows, is_large = left.count_rows(mlir), math.prod(_shape(mlir, right.value)) >= FEWEST_ELEMENTS
+    return is_large and 1 <= rows <= MOST_ROWS and 2 * rows <= right.count_rows(mlir)
+
+
+def _is_of_bfloat16(mlir: StablehloModules, product: Operation, right: _Factor) -> bool:
+    """Whether a product of matrices of bfloat16 is summed in float32, and is one that the library is faster at.
+
+    A single row by columns of a matrix is not.
+    """
+    factors, is_bfloat16 = product.operands, mlir.ir.BF16Type
+    if not all(isinstance(_element(mlir, factor), is_bfloat16) for factor in factors):
+        return False
+    if not isinstance(_element(mlir, product.results[0]), mlir.ir.F32Type):
+        return False
+    are_matrices = all(len(_shape(mlir, factor)) == 2 for factor in factors) and not right.batching
+    return are_matrices and (_shape(mlir, product.results[0])[0] > 1 or right.is_of_rows(mlir))
+
+
+def _widen_factors(mlir: StablehloModules, product: Operation) -> None:
+    """Converts the 16-bit factors of a product that is summed in a wider float.
+
+    XLA's CPU client compiles such a product and then cannot run it where the factors do not lie as its library
+    wants them ("DotThunk: BF16 x BF16 = F32").
+    """
+    ir, wide = mlir.ir, _element(mlir, product.results[0])
+    for index, factor in enumerate(product.operands):
+        element = _element(mlir, factor)
+        if element != wide and isinstance(element, (ir.BF16Type, ir.F16Type)):
+            type_ = ir.RankedTensorType.get(_shape(mlir, factor), wide)
+            product.operands[index] = _make(mlir, product, "convert", type_, factor)
+
+
+def _swap(mlir: StablehloModules, product: Operation, left: _Factor, right: _Factor) -> None:
+    """Replaces a product by one with its factors in the other order, and puts the dims of its result in order."""
+    ir, result = mlir.ir, mlir.ir.RankedTensorType(product.results[0].type)
+    batch = len(left.batching)
+    places = [*range(batch), *_places(right, batch + len(left.free)), *_places(left, batch)]
+    type_ = ir.RankedTensorType.get([result.shape[dim] for dim in places], result.element_type)
+    attributes = {name: product.attributes[name] for name in product.attributes}
+    attributes["dot_dimension_numbers"] = mlir.stablehlo.DotDimensionNumbers.get(
+        right.batching, left.batching, right.contracting, left.contracting
+    )
+    swapped = _make(mlir, product, "dot_general", type_, right.value, left.value, **attributes)
+    _widen_factors(mlir, swapped.owner)
+    held = _make(mlir, product, "optimization_barrier", type_, swapped)
+    order = ir.DenseI64ArrayAttr.get([places.index(dim) for dim in range(result.rank)])
+    _replace(product, _make(mlir, product, "transpose", result, held, permutation=order))
+
+
+def _places(factor: _Factor, first: int) -> list[int]:
+    """For each free dim of a factor, in the factor's own order, its place in the original product's result."""
+    return [first + factor.free.index(dim) for dim in sorted(factor.free)]
+
+
+def _double_row(mlir: StablehloModules, product: Operation) -> None:
+    """Computes a product of one row as one of two equal rows, behind barriers, as XLA would leave out the other."""
+    ir = mlir.ir
+    row, matrix = product.operands
+    dims = mlir.stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
+    at = 1 - next(iter(dims.lhs_contracting_dimensions))
+    result = ir.RankedTensorType(product.results[0].type)
+    attributes = {name: product.attributes[name] for name in product.attributes}
+
+    def twice(type_: Any, dim: int) -> Any:
+        return ir.RankedTensorType.get([2 if i == dim else n for i, n in enumerate(type_.shape)], type_.element_type)
+
+    rows = twice(ir.RankedTensorType(row.type), at)
+    along = {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), at)}
+    doubled = _make(mlir, product, "concatenate", rows, row, row, **along)
+    doubled = _make(mlir, product, "optimization_barrier", rows, doubled)
+    both = _make(mlir, product, "dot_general", twice(result, 0), doubled, matrix, **attributes)
+    both = _make(mlir, product, "optimization_barrier", both.type, both)
+    bounds = {"start_indices": [0, 0], "limit_indices": list(result.shape), "strides": [1, 1]}
+    slices = {name: ir.DenseI64ArrayAttr.get(each) for name, each in bounds.items()}
+    _replace(product, _make(mlir, product, "slice", result, both, **slices))
+
+
+def _make(
+    mlir: StablehloModules, before: Operation, name: str, type_: Any, *operands: Value, **attributes: Any
+) -> Value:
+    at = mlir.ir.InsertionPoint(before)
+    return mlir.ir.Operation.create(f"stablehlo.{name}", [type_], operands, attributes=attributes, ip=at).result
+
+
+def _replace(product: Operation, result: Value) -> None:
+    product.results[0].replace_all_uses_with(result)
+    product.erase()
+
+
+def _shape(mlir: StablehloModules, value: Value) -> Sequence[int]:
+    return list(mlir.ir.RankedTensorType(value.type).shape)
+
+
+def _element(mlir: StablehloModules, value: Value) -> Any:
+    return mlir.ir.RankedTensorType(value.type).element_type
