@@ -20,6 +20,11 @@ Value: TypeAlias = Any
 FunctionKey: TypeAlias = tuple[str, str | None, str]
 """A platform, a precision, and the key of a call."""
 
+_KEEPS_NUMBERS = frozenset(
+    f"stablehlo.{name}" for name in ("convert", "transpose", "reshape", "reverse", "broadcast_in_dim")
+)
+"""Operations whose results have elements of their first operand, which may be widened."""
+
 
 @dataclass(frozen=True, slots=True)
 class StablehloFunction:
@@ -147,9 +152,29 @@ class FunctionFinisher:
             self._convert_through_integers(operation)
         elif name == "stablehlo.dot_general" and self.platform == "cpu":
             self._widen_factors(operation)
-        if self.precision is not None and name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            wanted = self.mlir.stablehlo.PrecisionAttr.get(self.precision)
+        if name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            self._set_precision(operation)
+
+    def _set_precision(self, operation: Operation) -> None:
+        """Sets the precision of a product or a convolution.
+
+        That of bfloat16 factors is one pass of a TPU's matrix unit at every precision, but XLA's TPU compiler fuses into a
+        product what makes its factors, a softmax or a product before it, only at the precision "default".
+        """
+        is_exact = self.platform == "tpu" and all(map(self._is_bfloat16, operation.operands))
+        precision = "DEFAULT" if is_exact else self.precision
+        if precision is not None:
+            wanted = self.mlir.stablehlo.PrecisionAttr.get(precision)
             operation.attributes["precision_config"] = self.mlir.ir.ArrayAttr.get([wanted, wanted])
+
+    def _is_bfloat16(self, value: Value) -> bool:
+        """Whether all elements of a value are bfloat16 numbers, also where they were widened and moved."""
+        while (element := str(self.mlir.ir.RankedTensorType(value.type).element_type)) in ("f32", "f64"):
+            source = getattr(value.owner, "operation", None)  # None: an argument's owner is a block
+            if source is None or source.name not in _KEEPS_NUMBERS:
+                return False
+            value = source.operands[0]
+        return element == "bf16"
 
     def _convert_through_integers(self, operation: Operation) -> None:
         """Converts bools to floats by way of integers.
