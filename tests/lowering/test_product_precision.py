@@ -44,13 +44,13 @@ def convolve(x: Any, y: Any) -> Any:
 
 
 def find_precisions(
-    body: Callable[..., Any], dtype: torch.dtype, platform: str, precision: str | None = "HIGHEST"
+    body: Callable[..., Any], dtype: torch.dtype, platform: str, precision: str | None = "HIGHEST", rows: int = 16
 ) -> list[Any]:
     graph = torch.fx.Graph()
     operands = [graph.placeholder(name) for name in ("x", "y")]
     node = graph.call_function(torch.ops.aten.mm.default, tuple(operands))
     for each in graph.nodes:
-        each.meta["val"] = torch.ones(8, 8, dtype=dtype)
+        each.meta["val"] = torch.ones(rows, rows, dtype=dtype)
     finisher = FunctionFinisher(stablehlo_module.load(), platform, precision)
     (function,) = lower_bodies([(body, op_call(node)[0])], finisher)
     return re.findall(r"precision_config = \[(.*?)\]|precision = \[(\w+), (\w+)\]", function.text)
@@ -83,3 +83,9 @@ def test_other_dtypes_and_devices(body: Any, dtype: torch.dtype, platform: str) 
 @pytest.mark.parametrize("body", [multiply_sums, multiply_through_integers])
 def test_factors_that_are_more_than_bfloat16(body: Any) -> None:
     assert str(find_precisions(body, torch.bfloat16, "tpu")).count("HIGHEST") == 2
+
+
+def test_few_rows() -> None:
+    """The products of a decoder's step."""
+    assert str(find_precisions(multiply, torch.bfloat16, "tpu", rows=8)).count("HIGHEST") == 2
+    assert is_default(find_precisions(convolve, torch.bfloat16, "tpu", rows=8))
