@@ -95,8 +95,9 @@ def compile_ours(built: Built, target: str, *, train: bool) -> dict[str, float]:
     with FakeTensorMode():
         arguments = [torch.empty(each.shape, dtype=each.dtype, device="dynaxla") for each in built.arguments]
     model = TrainingStep(built.model) if train else built.model
+    options = {"fallback": "error", "compile_timeout_s": LIMITS.seconds}
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        reports = dynaxla.compile_for_target(model, arguments, target=target, options={"fallback": "error"})
+        reports = dynaxla.compile_for_target(model, arguments, target=target, options=options)
     total: Counter[str] = Counter()
     for report in reports:
         cost = {"flops": report.flops, "bytes accessed": report.accessed_bytes}

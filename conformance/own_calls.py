@@ -48,6 +48,13 @@ def _linear(draw: Draw) -> Iterator[Arguments]:
             yield draw(rows, 5), _with(draw(3, 5), value), draw(3)
 
 
+def _contract_rows(draw: Draw) -> Iterator[Arguments]:
+    for rows in ((4,), (2, 5), (1, 1), (3, 1, 2), (2, 0)):
+        yield draw(*rows, 3), draw(*rows, 6)
+    for value in (math.nan, math.inf):
+        yield _with(draw(2, 3, 5), value), _with(draw(2, 3, 4), 0.0)
+
+
 def _kernel(draw: Draw) -> Iterator[Arguments]:
     for window in ((3,), (1,), (3, 2), (1, 1), (2, 3, 2)):
         yield (draw(4, 2, *window),)
@@ -110,6 +117,7 @@ _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     CONSTRAIN: _annotated("data;"),
     UNSHARD: _annotated("data"),
     internal.LINEAR: _linear,
+    internal.CONTRACT_ROWS: _contract_rows,
     internal.KERNEL: _kernel,
     internal.CONVOLUTION: _convolution,
     internal.ATTENTION: _attention,

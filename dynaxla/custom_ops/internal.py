@@ -31,6 +31,17 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.new_empty([*x.shape[:-1], weight.shape[0]])
 
 
+@torch.library.custom_op("dynaxla::contract_rows", mutates_args=())
+def contract_rows(left: Tensor, right: Tensor) -> Tensor:
+    """The sum over all rows of `left[row].T @ right[row]`: left [*rows, n], right [*rows, k]; returns [n, k]."""
+    return left.flatten(0, -2).t() @ right.flatten(0, -2)
+
+
+@contract_rows.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty([left.shape[-1], right.shape[-1]])
+
+
 @torch.library.custom_op(kernel_op, mutates_args=())
 def kernel_channels_last(weight: Tensor) -> Tensor:
     """Permutes a convolution weight [out, in/groups, *window] to [*window, in/groups, out], row-major.
@@ -363,6 +374,7 @@ _GRID_SAMPLERS = {4: torch.ops.aten.grid_sampler_2d, 5: torch.ops.aten.grid_samp
 _GRID_SAMPLERS_BACKWARD = {4: torch.ops.aten.grid_sampler_2d_backward, 5: torch.ops.aten.grid_sampler_3d_backward}
 
 LINEAR = torch.ops.dynaxla.linear.default
+CONTRACT_ROWS = torch.ops.dynaxla.contract_rows.default
 BATCHED_PRODUCT = torch.ops.dynaxla.batched_product.default
 KERNEL = torch.ops.dynaxla.kernel_channels_last.default
 CONVOLUTION = torch.ops.dynaxla.convolution_channels_last.default

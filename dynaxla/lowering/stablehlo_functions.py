@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,6 +21,13 @@ Value: TypeAlias = Any
 
 FunctionKey: TypeAlias = tuple[str, str | None, str]
 """A platform, a precision, and the key of a call."""
+
+_FEW_ROWS = 8
+"""Of a product: a TPU's sublanes."""
+_KEEPS_NUMBERS = frozenset(
+    f"stablehlo.{name}" for name in ("convert", "transpose", "reshape", "reverse", "broadcast_in_dim")
+)
+"""Operations whose results have elements of their first operand, which may be widened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +156,48 @@ class FunctionFinisher:
         name = operation.name
         if name == "stablehlo.convert":
             self._convert_through_integers(operation)
-        if self.precision is not None and name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            wanted = self.mlir.stablehlo.PrecisionAttr.get(self.precision)
+        if name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            self._set_precision(operation)
+
+    def _set_precision(self, operation: Operation) -> None:
+        """Sets the precision of a product or a convolution.
+
+        That of bfloat16 factors is one pass of a TPU's matrix unit at every precision, but XLA's TPU compiler fuses into a
+        product what makes its factors, a softmax or a product before it, only at the precision "default". With few rows it does
+        better at the other ones.
+        """
+        is_exact = (
+            self.platform == "tpu" and all(map(self._is_bfloat16, operation.operands)) and self._has_rows(operation)
+        )
+        precision = "DEFAULT" if is_exact else self.precision
+        if precision is not None:
+            wanted = self.mlir.stablehlo.PrecisionAttr.get(precision)
             operation.attributes["precision_config"] = self.mlir.ir.ArrayAttr.get([wanted, wanted])
+
+    def _has_rows(self, operation: Operation) -> bool:
+        """Whether both factors of a product have more rows than a step of a decoder has; a convolution does."""
+        if operation.name != "stablehlo.dot_general":
+            return True
+        numbers = self.mlir.stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
+        merged = (
+            (*numbers.lhs_batching_dimensions, *numbers.lhs_contracting_dimensions),
+            (*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions),
+        )
+        shapes = (self.mlir.ir.RankedTensorType(value.type).shape for value in operation.operands)
+        free = (
+            math.prod(size for dim, size in enumerate(shape) if dim not in dims)
+            for shape, dims in zip(shapes, merged, strict=True)
+        )
+        return bool(min(free) > _FEW_ROWS)
+
+    def _is_bfloat16(self, value: Value) -> bool:
+        """Whether all elements of a value are bfloat16 numbers, also where they were widened and moved."""
+        while (element := str(self.mlir.ir.RankedTensorType(value.type).element_type)) in ("f32", "f64"):
+            source = getattr(value.owner, "operation", None)  # None: an argument's owner is a block
+            if source is None or source.name not in _KEEPS_NUMBERS:
+                return False
+            value = source.operands[0]
+        return element == "bf16"
 
     def _convert_through_integers(self, operation: Operation) -> None:
         """Converts bools to floats by way of integers.

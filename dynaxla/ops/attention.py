@@ -150,7 +150,12 @@ def attention_backward_on_tpu(
     if mask is None and has_kernel(query, key):
         factor = scale_factor(query, scale)
         return splash_attention.attend_backward(grad, query, key, value, None, out, logsumexp, is_causal, factor)
-    return attention_backward(grad, query, key, value, mask, out, logsumexp, is_causal, scale)
+    return attention_backward(grad, separate(query), key, value, mask, out, logsumexp, is_causal, scale)
+
+
+def separate(query: Array) -> Array:
+    """A gradient's query: its scores are computed again, where one program has the forward too, and not kept until then."""
+    return lax.optimization_barrier(query)  # type: ignore[no-any-return]
 
 
 @OPS.op(internal.ATTENTION_BACKWARD, pad=attention_rules.attention_backward, on_tpu=attention_backward_on_tpu)

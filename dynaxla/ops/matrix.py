@@ -193,3 +193,13 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     if bias is not None:
         product = product + bias.astype(product.dtype)
     return product.astype(x.dtype)
+
+
+@OPS.op(internal.CONTRACT_ROWS, check=check_one_dtype, pad=matmul_rules.contract_rows)
+def contract_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+    """One product over several dims: merged, rows whose number is no multiple of a TPU's eight sublanes would be copied."""
+    rows = tuple(range(left.ndim - 1))
+    wide = JNP_DTYPES[opmath_dtype(torch_dtype(left))]
+    highest = lax.Precision.HIGHEST
+    product = lax.dot_general(left, right, ((rows, rows), ((), ())), precision=highest, preferred_element_type=wide)
+    return product.astype(left.dtype)

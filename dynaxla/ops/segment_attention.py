@@ -10,7 +10,7 @@ from jax import Array
 
 from dynaxla.custom_ops import internal
 from dynaxla.ops import splash_attention
-from dynaxla.ops.attention import attention, attention_backward, has_kernel, scale_factor
+from dynaxla.ops.attention import attention, attention_backward, has_kernel, scale_factor, separate
 from dynaxla.ops.record import OpFamily
 
 OPS = OpFamily()
@@ -66,6 +66,7 @@ def attention_of_segments_backward_on_tpu(
 ) -> tuple[Array, Array, Array]:
     """As `attention_of_segments_backward`, by a kernel where one takes the call."""
     if not has_kernel(query, key):
+        query = separate(query)
         return attention_of_segments_backward(grad, query, key, value, kept, ids, out, logsumexp, is_causal, scale)
     segments, factor = splash_attention.find_segments(query, key, kept, ids), scale_factor(query, scale)
     return splash_attention.attend_backward(grad, query, key, value, segments, out, logsumexp, is_causal, factor)

@@ -56,7 +56,8 @@ def partition_saving_padded(
         placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _skip_detach(joint.graph)
-    _merge_in_the_backward(joint.graph)
+    target = None if find_target is None else find_target(find_device(joint))
+    _merge_in_the_backward(joint.graph, fixed=target is not None and target.fuses_short_of_reshapes)
     _view_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
@@ -73,7 +74,7 @@ def partition_saving_padded(
     for item in set(returned[num_fwd_outputs:]) - set(returned[:num_fwd_outputs]):
         if isinstance(item, Node) and item.op == "call_function" and isinstance(item.meta.get("val"), torch.Tensor):
             item.meta[SAVED] = True
-    if find_target is not None and find_target(find_device(joint)).channels_last:
+    if target is not None and target.channels_last:
         _save_channels_last(forward, backward)
     return forward, backward
 
@@ -180,11 +181,15 @@ def _describe_replays(forward: Graph, backward: Graph) -> None:
         replay.meta["val"], replay.meta["stack_trace"] = picked[1], save.meta.get("stack_trace")
 
 
-def _merge_in_the_backward(graph: Graph) -> None:
-    """Views of forward values that merge dims and that the backward reads: it makes its own."""
+def _merge_in_the_backward(graph: Graph, *, fixed: bool) -> None:
+    """Views of forward values that merge dims and that the backward reads: it makes its own.
+
+    Args:
+        fixed: views that merge fixed sizes as well, which are copies on a TPU.
+    """
     for node in list(graph.nodes):
         readers = [user for user in node.users if is_backward(user)]
-        if not readers or is_backward(node) or not _merges(node):
+        if not readers or is_backward(node) or not _merges(node, fixed):
             continue
         shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
         with graph.inserting_before(min(readers)):
@@ -270,12 +275,14 @@ def _follows_from_integers(mask: Node) -> bool:
     return True
 
 
-def _merges(node: Node) -> bool:
-    """Whether a node is a view of which one size varies, of a value of which several do."""
+def _merges(node: Node, fixed: bool) -> bool:
+    """Whether a node is a view of which one size varies, of a value of which several do, or has fewer dims than the value."""
     if node.target not in _VIEWS:
         return False
     source = node.args[0]
     assert isinstance(source, Node)
+    if fixed and node.meta["val"].dim() < source.meta["val"].dim():
+        return True
     return _varying(node) == 1 and _varying(source) > 1
 
 

@@ -143,6 +143,30 @@ def test_a_query_that_attends_to_nothing_gives_zeros() -> None:
     assert not grads[0][1, :, :70].any()
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_without_a_kernel_a_gradient_computes_its_scores_again(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """XLA would keep the scores of the forward for it, where one program has both."""
+    monkeypatch.setattr(splash_attention, "takes", lambda *of_call: False)
+    query, key, value, grad = operands((7, 9))
+    out, logsumexp = bodies.attention(query, key, value, None, True, None)
+    masks = ([], []) if told else (None,)
+    of_tpu, body = (
+        (segment_attention.attention_of_segments_backward_on_tpu, segment_attention.attention_of_segments_backward)
+        if told
+        else (bodies.attention_backward_on_tpu, bodies.attention_backward)
+    )
+
+    def differentiate(query: Any, run: Any) -> Any:
+        return run(grad, query, key, value, *masks, out, logsumexp, True, None)
+
+    for found, expected in zip(differentiate(query, of_tpu), differentiate(query, body), strict=True):
+        np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
+    barriers = [
+        str(jax.make_jaxpr(differentiate, 1)(query, run)).count("optimization_barrier") for run in (of_tpu, body)
+    ]
+    assert barriers == [1, 0]
+
+
 def test_what_the_kernels_take() -> None:
     takes = splash_attention.takes
     assert takes((1, 2, 256, 64), (1, 2, 256, 64), "bfloat16")

@@ -180,6 +180,17 @@ def test_gradients_of_attention_make_none_either() -> None:
 
 
 @needs_libtpu
+@pytest.mark.long
+def test_gradients_of_a_linear_layer_merge_no_rows() -> None:
+    """197 tokens are no multiple of eight sublanes: rows that are merged with the batch's are copied."""
+    layer, x = torch.nn.Linear(128, 256, dtype=torch.bfloat16), torch.empty(4, 197, 128, dtype=torch.bfloat16)
+    reports = dynaxla.compile_for_target(layer, (x.requires_grad_(),), target=TARGET, train=True)
+    texts = [report.hlo_text() for report in reports if report.hlo_text is not None and report.kind != "weights"]
+    assert len(texts) == 2
+    assert not any(f"[{4 * 197}," in text for text in texts)
+
+
+@needs_libtpu
 def test_every_graph_and_part_is_compiled_once_and_the_call_goes_on() -> None:
     seen: list[torch.Tensor] = []
 

@@ -40,6 +40,17 @@ def linear(call: RuleContext) -> PaddedValue:
     return call.result(call.same(**changed), (*x.dims[:-1], weight.dims[0]))
 
 
+@takes()
+def contract_rows(call: RuleContext) -> PaddedValue:
+    """Padding of the rows is set to zero in both operands, as zero times NaN is NaN."""
+    left, right = (call[name] for name in call.given)
+    rows = list(range(len(left.dims) - 1))
+    for row in rows:
+        left, right = _align_contracted(call, left, row, right, row)
+    changed = {name: call.build.mask(value, rows, 0) for name, value in zip(call.given, (left, right), strict=True)}
+    return call.result(call.same(**changed), (left.dims[-1], right.dims[-1]))
+
+
 def _align_contracted(
     call: RuleContext, left: PaddedValue, inner: int, right: PaddedValue, outer: int
 ) -> tuple[PaddedValue, PaddedValue]:
