@@ -40,6 +40,10 @@ class ReasonId(enum.Enum):
     INTERNAL_ERROR = "internal_error"
 
 
+class EagerRefusal(Exception):
+    """Eager PyTorch raises for a call's arguments. Raised by what replaces the call in a graph, which then runs in eager."""
+
+
 @dataclass(frozen=True, slots=True)
 class FallbackReason:
     """The reason why one op runs in eager.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -77,6 +77,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
         aten.mvlgamma.default: _mvlgamma,
+        **{op: partial(_of_floats, op) for op in (aten.max_unpool2d.default, aten.max_unpool3d.default)},
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
@@ -110,6 +111,11 @@ def _index_put(
 def _mvlgamma(x: Tensor, p: int) -> Any:
     """torch's own for what eager takes: it does not look at the number of dims."""
     return NotImplemented if p < 1 else core_decompositions()[aten.mvlgamma.default](x, p)
+
+
+def _of_floats(op: OpOverload, x: Tensor, *arguments: Any, **options: Any) -> Any:
+    """torch's own for the dtypes that eager takes."""
+    return core_decompositions()[op](x, *arguments, **options) if x.is_floating_point() else NotImplemented
 
 
 def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from dynaxla.diagnostics import EagerRefusal
+from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.python_kernels import AUTOGRAD, replace_python_kernels
 
@@ -26,6 +28,7 @@ def _multi_margin_loss(
 ) -> Tensor:
     """Loss for x [n, classes] or [classes] and target, the class of each row: the amounts by which other classes exceed
     the target's value minus the margin, to the power p."""
+    _check_dtypes(x, target, weight)
     rows, labels = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
     _check_sizes(x, target.dim() < 2 and target.numel() == rows.shape[0], target)
     above = margin - rows.gather(1, labels) + rows
@@ -39,6 +42,7 @@ def _multi_margin_loss(
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """Loss for x [n, classes], [classes] or [] and target of the same shape, the labels of each row up to the first -1.
     The second result marks the classes that are labels."""
+    _check_dtypes(x, target, None)
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     is_row = x.dim() < 2 and target.dim() < 2 and target.numel() == rows.shape[1]
     _check_sizes(x, is_row or target.shape == x.shape, target)
@@ -52,17 +56,28 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     return _apply_reduction(losses, x[..., 0] if x.dim() else x, reduction), is_label.to(x.dtype).reshape(target.shape)
 
 
+def _check_dtypes(x: Tensor, target: Tensor, weight: Tensor | None) -> None:
+    """
+    Raises:
+        EagerRefusal: eager does not take x (its kernel for the CPU takes no 16-bit floats), the labels, or weights beside x.
+    """
+    if x.dtype not in (FLOATS if x.is_cuda else WIDE_FLOATS):
+        raise EagerRefusal(f"a margin loss of {x.dtype}")
+    if x.numel() and target.dtype is not torch.int64:
+        raise EagerRefusal(f"labels of {target.dtype}")
+    if x.numel() and weight is not None and weight.dtype is not x.dtype:
+        raise EagerRefusal(f"weights of {weight.dtype} for {x.dtype}")
+
+
 def _check_sizes(x: Tensor, has_target: bool, target: Tensor) -> None:
     """
     Raises:
-        RuntimeError: x has no classes or more dims than two, or a target of another size than eager takes.
+        EagerRefusal: x has no classes or more dims than two, or a target of another size than eager takes.
     """
     if x.dim() > 2 or (x.dim() and x.shape[-1] == 0):
-        raise RuntimeError(
-            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}"
-        )
+        raise EagerRefusal(f"a margin loss of sizes {list(x.shape)}")
     if not has_target:
-        raise RuntimeError(f"inconsistent target size, got: {list(target.shape)}")
+        raise EagerRefusal(f"labels of sizes {list(target.shape)} for {list(x.shape)}")
 
 
 def _apply_reduction(losses: Tensor, like: Tensor, reduction: int) -> Tensor:

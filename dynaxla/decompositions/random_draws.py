@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.types import IntLikeType, Number
 
 from dynaxla.custom_ops.threefry import DRAW_SEED, MANTISSA_BITS, RANDOM, Kind
+from dynaxla.diagnostics import EagerRefusal
 from dynaxla.torch_api.decompositions import suggest_memory_format
 from dynaxla.torch_api.generators import take_traced_shard
 from dynaxla.torch_api.overloads import OpOverload
@@ -68,9 +69,9 @@ def random_decompositions() -> Mapping[OpOverload, Rewrite]:
         aten.normal.float_float: lambda mean, std, size, **options: draws.scale_draws(
             draws.normal(size, **options), mean, std
         ),
-        aten.normal.Tensor_float: lambda mean, std=1.0: draws.normal_of(mean, std, mean),
-        aten.normal.float_Tensor: lambda mean, std: draws.normal_of(mean, std, std),
-        aten.normal.Tensor_Tensor: lambda mean, std: draws.normal_of(mean, std, mean + std),
+        aten.normal.Tensor_float: draws.normal_around,
+        aten.normal.float_Tensor: draws.normal_around,
+        aten.normal.Tensor_Tensor: draws.normal_around,
         aten.exponential.default: draws.exponential,
         aten.geometric.default: draws.geometric,
         aten.cauchy.default: draws.cauchy,
@@ -151,6 +152,20 @@ class Draws:
 
     def normal_of(self, mean: Tensor | float, std: Tensor | float, like: Tensor) -> Drawn:
         return self.scale_draws(self.normal(like.shape, **_options_of(like)), mean, std)
+
+    def normal_around(self, mean: Tensor | float, std: Tensor | float = 1.0) -> Drawn:
+        """Draws with a tensor of means, of deviations, or both, in the dtype of the first.
+
+        Raises:
+            EagerRefusal: that is of whole numbers, or deviations are complex.
+        """
+        tensors = torch.broadcast_tensors(*(each for each in (mean, std) if isinstance(each, Tensor)))
+        dtype = tensors[0].dtype
+        is_complex = isinstance(std, Tensor) and std.is_complex()
+        if is_complex or not (dtype.is_floating_point or dtype.is_complex):
+            raise EagerRefusal(f"normal numbers of {dtype}, with deviations of {tensors[-1].dtype}")
+        drawn = self.normal_of(mean, std, tensors[0])
+        return drawn if drawn is LEFT_TO_TORCH else drawn.to(dtype)  # type: ignore[union-attr]
 
     def scale_draws(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
         """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is NaN."""

@@ -250,6 +250,26 @@ def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
                 yield AllowedRange(index, -size, size - 1)
 
 
+def _of_fillings(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    """A number, in a tensor of no dims, that is written as a plain one: the dtype must hold it. Only floats hold infinities."""
+    dtype, value = given["self"].dtype, given["value"]
+    if torch.bool in (dtype, value.dtype) or dtype is value.dtype or dtype.is_complex:
+        return
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        yield AllowedRange(value, limits.min if limits.min < 0 else -limits.max, limits.max, RuntimeError)
+    elif not (value.dtype.is_floating_point and torch.finfo(value.dtype).max <= torch.finfo(dtype).max):
+        highest = torch.finfo(dtype).max
+        prepare = (lambda value: value.where(value.isfinite(), 0)) if value.dtype.is_floating_point else None
+        yield AllowedRange(value, -highest, highest, RuntimeError, prepare)
+
+
+def _index_fill(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
+    if isinstance(given["value"], torch.Tensor):
+        yield from _of_fillings(given)
+    yield from _along_dim(given, wraps=True)
+
+
 def _of_elements(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     count = given["self"].numel()
     yield AllowedRange(given["index"], -count, count - 1)
@@ -347,7 +367,8 @@ def _lengths_of_segments(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
 
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
-    "index_fill": partial(_along_dim, wraps=True),
+    "index_fill": _index_fill,
+    "masked_fill.Tensor": _of_fillings,
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), partial(_along_dim, error=RuntimeError)),
     **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
     "take": _of_elements,

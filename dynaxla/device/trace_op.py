@@ -277,7 +277,10 @@ class _Capturing:
         is_real_in_place = value.dtype.is_floating_point and spec.dtype.is_complex and not self._known.outs  # `abs_`
         if is_real_in_place or not torch.can_cast(value.dtype, spec.dtype):
             raise Untraceable(f"result type {value.dtype} can't be cast to the desired output type {spec.dtype}")
-        if value.dtype is not spec.dtype and self._known.outs:
+        names_dtype = any(
+            name == "dtype" for name, _ in self._call.named
+        )  # of `cumsum_`, which takes its operand's alone
+        if value.dtype is not spec.dtype and (self._known.outs or names_dtype):
             raise Untraceable(f"a result of {value.dtype} in a tensor of {spec.dtype}, which eager casts or refuses")
         cast = value if value.dtype is spec.dtype else value.to(spec.dtype)
         resized = tuple(value.shape) != spec.shape
@@ -327,6 +330,8 @@ def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs:
         if isinstance(function, OpOverload) and function in EAGER_DTYPES:
             typed = partial(call_as_eager, function)
         results = run_fake_kernel(typed, args, kwargs)
+        if function is aten.normal.Tensor_Tensor:  # of whose result torch's fake kernel promotes the dtype
+            results = results.to(args[0].dtype)
         if isinstance(function, OpOverload) and (function in _AS_INPUT or function in _ROW_MAJOR):
             memory_format = (
                 _memory_format(args[_AS_INPUT[function]]) if function in _AS_INPUT else torch.contiguous_format

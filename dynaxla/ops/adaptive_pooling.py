@@ -13,6 +13,7 @@ from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_pooling_rul
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS
+from dynaxla.ops.eager_errors import check_inexact
 from dynaxla.ops.pooling import linear_gradient, lowest_of
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -44,6 +45,7 @@ def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
 @OPS.op(
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool3d.default,
+    check=check_inexact("self"),
     dtypes=FLOATS | {torch.int64},
     pad=adaptive_pooling_rules.adaptive_pool,
 )

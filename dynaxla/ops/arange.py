@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
-from dynaxla.custom_ops.schema import argument
+from dynaxla.custom_ops.schema import argument, operand_dtype
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, widen
 from dynaxla.ops.promotion import JNP_DTYPES, cast
 from dynaxla.ops.record import OpFamily
@@ -23,8 +23,14 @@ OPS = OpFamily()
 
 
 def check_fractions(node: torch.fx.Node) -> str | None:
-    """Refuse evenly spaced integers."""
+    """Refuse evenly spaced integers, and real numbers between complex ones."""
     dtype = argument(node, "dtype")
+    if (
+        dtype is not None
+        and not dtype.is_complex
+        and any(operand_dtype(node, end).is_complex for end in ("start", "end"))
+    ):
+        return f"complex ends of {dtype}"
     is_whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     return "integers are truncated from floats whose rounding depends on the processor" if is_whole else None
 

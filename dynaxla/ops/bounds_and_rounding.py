@@ -10,7 +10,7 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.arithmetic import mul
 from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WIDE_INEXACT
-from dynaxla.ops.eager_errors import check_numbers_fit, check_one_dtype
+from dynaxla.ops.eager_errors import check_all, check_bounds, check_numbers_fit, check_one_dtype
 from dynaxla.ops.promotion import Operand, cast, compute, inexact_dtype, result_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
@@ -18,8 +18,8 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.clamp.default, check=check_numbers_fit("min", "max"), dtypes=REAL)
-@OPS.op(aten.clamp.Tensor, dtypes=REAL)
+@OPS.op(aten.clamp.default, check=check_all(check_bounds, check_numbers_fit("min", "max")), dtypes=REAL)
+@OPS.op(aten.clamp.Tensor, check=check_bounds, dtypes=REAL)
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
     clamped = cast(self, dtype)
@@ -30,13 +30,13 @@ def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = Non
     return clamped
 
 
-@OPS.op(aten.clamp_min.default, check=check_numbers_fit("min"), dtypes=REAL)
+@OPS.op(aten.clamp_min.default, check=check_all(check_bounds, check_numbers_fit("min")), dtypes=REAL)
 @OPS.op(aten.clamp_min.Tensor, dtypes=REAL)
 def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, check=check_numbers_fit("max"), dtypes=REAL)
+@OPS.op(aten.clamp_max.default, check=check_all(check_bounds, check_numbers_fit("max")), dtypes=REAL)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)

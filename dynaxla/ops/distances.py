@@ -11,6 +11,7 @@ import torch
 
 from dynaxla.bucketing.pad_rules import matmul as matmul_rules
 from dynaxla.ops.dtypes import WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.linalg import product
 from dynaxla.ops.record import OpFamily
 
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten._cdist_forward.default, dtypes=WIDE_FLOATS, pad=matmul_rules.cdist)
+@OPS.op(aten._cdist_forward.default, check=check_one_dtype, dtypes=WIDE_FLOATS, pad=matmul_rules.cdist)
 def cdist(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
     many = max(x1.shape[-2], x2.shape[-2]) > matmul_rules.ROWS_FOR_PRODUCT
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):

@@ -9,7 +9,7 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
-from dynaxla.ops.eager_errors import check_divisor
+from dynaxla.ops.eager_errors import check_all, check_divisor, check_whole_quotient
 from dynaxla.ops.promotion import Operand, compute, result_dtype, round_to
 from dynaxla.ops.record import OpFamily
 
@@ -22,8 +22,8 @@ def div(self: Operand, other: Operand) -> jax.Array:
     return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
 
 
-@OPS.op(aten.div.Tensor_mode)
-@OPS.op(aten.div.Scalar_mode, check=check_divisor)
+@OPS.op(aten.div.Tensor_mode, check=check_whole_quotient)
+@OPS.op(aten.div.Scalar_mode, check=check_all(check_whole_quotient, check_divisor))
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> jax.Array:
     if rounding_mode is None:
         return div(self, other)

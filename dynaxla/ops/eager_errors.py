@@ -176,6 +176,29 @@ def check_slope(is_result: str, *slopes: str) -> Check:
     return check
 
 
+def check_bounds(node: Node) -> str | None:
+    """Refuses bools between two bounds, or beside a plain number."""
+    bounds = [argument for name, argument in arguments_of(node).items() if name in ("min", "max")]
+    has_kernel = sum(bound is not None for bound in bounds) == 1 and any(isinstance(bound, Node) for bound in bounds)
+    return "bounds of bools" if node.meta["val"].dtype is torch.bool and not has_kernel else None
+
+
+def check_whole_quotient(node: Node) -> str | None:
+    """Refuses quotients of complex numbers that are to be rounded."""
+    is_rounded = arguments_of(node)["rounding_mode"] is not None
+    return "rounded complex numbers" if is_rounded and node.meta["val"].dtype.is_complex else None
+
+
+def check_inexact(name: str) -> Check:
+    """Makes a check that refuses a tensor of whole numbers in this argument."""
+
+    def check(node: Node) -> str | None:
+        dtype = tensor_of(node, name).dtype
+        return None if dtype.is_floating_point or dtype.is_complex else f"{name} of {dtype}"
+
+    return check
+
+
 def check_divisor(node: Node) -> str | None:
     """Refuses divisions of integers by the number zero."""
     number, dtype = arguments_of(node)["other"], node.meta["val"].dtype

@@ -16,6 +16,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.eager_errors import check_inexact
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
@@ -40,7 +41,7 @@ def embedding(
     return _rows(weight, indices)
 
 
-@OPS.op(aten.embedding_renorm.default, limits=OUT_OF_RANGE)
+@OPS.op(aten.embedding_renorm.default, check=check_inexact("self"), limits=OUT_OF_RANGE)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
     """Scales the chosen rows whose norm exceeds the limit down to it."""
     chosen = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)

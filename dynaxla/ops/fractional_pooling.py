@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.ops.dtypes import WIDE_FLOATS
+from dynaxla.ops.eager_errors import check_inexact
 from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
@@ -55,7 +56,7 @@ def _first_largest(values: jax.Array) -> jax.Array:
     return jnp.where(is_nan.any(-1), last_nan, jnp.argmax(values, -1))
 
 
-@OPS.op(aten.fractional_max_pool2d.default, dtypes=WIDE_FLOATS | {torch.int64})
+@OPS.op(aten.fractional_max_pool2d.default, check=check_inexact("self"), dtypes=WIDE_FLOATS | {torch.int64})
 def fractional_max_pool2d(
     self: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +64,7 @@ def fractional_max_pool2d(
     return _pool(self, _of_each(kernel_size, 2), _of_each(output_size, 2), random_samples[..., ::-1])
 
 
-@OPS.op(aten.fractional_max_pool3d.default, dtypes=WIDE_FLOATS | {torch.int64})
+@OPS.op(aten.fractional_max_pool3d.default, check=check_inexact("self"), dtypes=WIDE_FLOATS | {torch.int64})
 def fractional_max_pool3d(
     self: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ import torch
 from dynaxla.bucketing.pad_rules import grid_sampling as grid_sampling_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops.axes_and_dtypes import widen
+from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
@@ -172,6 +173,7 @@ def positions_of(
 @OPS.op(
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
+    dtypes=FLOATS,
     pad=grid_sampling_rules.sample,
     limits="halfway between two elements nearest takes either; no reflection of floats too large for a fraction",
 )

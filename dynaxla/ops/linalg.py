@@ -21,6 +21,7 @@ from jax.lax import linalg
 from dynaxla.bucketing.pad_rules import linalg as linalg_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.dtypes import WIDE_INEXACT
+from dynaxla.ops.eager_errors import check_one_dtype
 from dynaxla.ops.promotion import promote
 from dynaxla.ops.record import OpFamily
 from dynaxla.torch_api.overloads import parameters
@@ -261,7 +262,7 @@ def _exp_series(x: jax.Array) -> jax.Array:
     return total
 
 
-@OPS.op(aten.linalg_cross.default, pad=linalg_rules.cross)
+@OPS.op(aten.linalg_cross.default, check=check_one_dtype, pad=linalg_rules.cross)
 def cross(self: jax.Array, other: jax.Array, *, dim: int = -1) -> jax.Array:
     a, b = promote(self, other)
     return jnp.cross(a, b, axis=dim)

@@ -108,6 +108,7 @@ def nll_loss_backward(
 
 @OPS.op(
     aten.binary_cross_entropy.default,
+    check=check_one_dtype,
     dtypes=FLOATS,
     pad=losses_rules.loss,
     limits="input outside 0 to 1, for which torch raises, is not detected",
@@ -122,7 +123,12 @@ def binary_cross_entropy(
     return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
-@OPS.op(aten.binary_cross_entropy_backward.default, dtypes=FLOATS, pad=gradients_rules.loss_backward)
+@OPS.op(
+    aten.binary_cross_entropy_backward.default,
+    check=check_one_dtype,
+    dtypes=FLOATS,
+    pad=gradients_rules.loss_backward,
+)
 def binary_cross_entropy_backward(
     grad: jax.Array, x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:

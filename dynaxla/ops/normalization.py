@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import normalization as normalization_rules
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import INEXACT
+from dynaxla.ops.dtypes import FLOATS, INEXACT
 from dynaxla.ops.eager_errors import check_parameters
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -21,7 +21,7 @@ OPS = OpFamily()
 aten = torch.ops.aten
 
 
-@OPS.op(aten.native_layer_norm.default, dtypes=INEXACT, check=check_parameters, pad=normalization_rules.layer_norm)
+@OPS.op(aten.native_layer_norm.default, dtypes=FLOATS, check=check_parameters, pad=normalization_rules.layer_norm)
 def native_layer_norm(
     x: Array, normalized_shape: list[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -51,7 +51,7 @@ def fused_rms_norm(
     return y.astype(x.dtype), rstd
 
 
-@OPS.op(aten.native_group_norm.default, dtypes=INEXACT, check=check_parameters, pad=normalization_rules.group_norm)
+@OPS.op(aten.native_group_norm.default, dtypes=FLOATS, check=check_parameters, pad=normalization_rules.group_norm)
 def native_group_norm(
     x: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -65,7 +65,7 @@ def native_group_norm(
 
 @OPS.op(
     aten._native_batch_norm_legit_no_training.default,
-    dtypes=INEXACT,
+    dtypes=FLOATS,
     check=check_parameters,
     pad=normalization_rules.batch_norm,
 )
@@ -80,7 +80,7 @@ def batch_norm_inference(
 
 @OPS.op(
     aten._native_batch_norm_legit.no_stats,
-    dtypes=INEXACT,
+    dtypes=FLOATS,
     check=check_parameters,
     pad=normalization_rules.batch_norm_training,
     as_aten=decompose,
@@ -96,7 +96,7 @@ def batch_norm_without_statistics(
 
 @OPS.op(
     aten._native_batch_norm_legit_functional.default,
-    dtypes=INEXACT,
+    dtypes=FLOATS,
     check=check_parameters,
     pad=normalization_rules.batch_norm_training,
     as_aten=decompose,

@@ -15,6 +15,7 @@ from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import padding as padding_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
+from dynaxla.ops.dtypes import NUMBERS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.record import Body, OpFamily
 
@@ -77,7 +78,7 @@ _WITHOUT_DECOMPOSITION = ("reflection_pad1d", *(f"replication_pad{rank}d_backwar
 
 def _register(name: str, body: Body, pad: PadRule) -> None:
     form = None if name in _WITHOUT_DECOMPOSITION else decompose
-    OPS.op(getattr(aten, name).default, pad=pad, as_aten=form)(body)
+    OPS.op(getattr(aten, name).default, dtypes=NUMBERS, pad=pad, as_aten=form)(body)
 
 
 for _rank in (1, 2, 3):

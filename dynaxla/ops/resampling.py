@@ -23,7 +23,7 @@ from dynaxla.bucketing.pad_rules.resampling import SMALL_IMAGE
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
-from dynaxla.ops.dtypes import FLOATS, WIDE_FLOATS
+from dynaxla.ops.dtypes import FLOATS, INEXACT, WIDE_FLOATS
 from dynaxla.ops.record import Body, OpFamily
 from dynaxla.ops.resampling_weights import (
     Filter,
@@ -250,7 +250,7 @@ def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:
     return Taps(places.reshape(-1, 1).astype(np.int64))
 
 
-@OPS.op(aten.im2col.default, pad=windows_rules.im2col, as_aten=decompose)
+@OPS.op(aten.im2col.default, dtypes=INEXACT | {torch.bool}, pad=windows_rules.im2col, as_aten=decompose)
 def im2col(
     x: jax.Array, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> jax.Array:
@@ -265,7 +265,7 @@ def im2col(
     return split.reshape(*x.shape[:-3], x.shape[-3] * kernel_size[0] * kernel_size[1], rows * columns)
 
 
-@OPS.op(aten.col2im.default, as_aten=decompose)
+@OPS.op(aten.col2im.default, dtypes=INEXACT | {torch.bool}, as_aten=decompose)
 def col2im(
     x: jax.Array,
     output_size: Sequence[int],

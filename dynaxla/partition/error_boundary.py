@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from dynaxla.diagnostics import FallbackReason, ReasonId, user_frame
+from dynaxla.diagnostics import EagerRefusal, FallbackReason, ReasonId, user_frame
 from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
@@ -56,6 +56,9 @@ class Boundary:
             raise error
         if isinstance(error, UntracedDrawError):
             self.leave(FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0]), module)
+            return
+        if isinstance(error, EagerRefusal):
+            self.leave(FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error)), module)
             return
         message = f"{type(error).__name__}: {error}".strip()
         reason = FallbackReason(

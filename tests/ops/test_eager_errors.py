@@ -115,10 +115,56 @@ RAISING |= {
     "foreach add_ of a complex number": lambda h, i, m: _first_of(torch._foreach_add_, [h.clone()], [1j]),
     "foreach addcmul_ of real to whole": lambda h, i, m: _first_of(torch._foreach_addcmul_, [i.clone()], [h], [h]),
     "nll_loss": lambda h, i, m: F.nll_loss(h.float().view(3, 1), i * 0, h.double()[:1]),
+    "multi_margin_loss": lambda h, i, m: F.multi_margin_loss(h.view(1, 3), i[:1]),
+    "multi_margin_loss of whole numbers": lambda h, i, m: F.multi_margin_loss(i.view(1, 3), i[:1]),
+    "multi_margin_loss, labels": lambda h, i, m: F.multi_margin_loss(h.float().view(1, 3), i[:1].int()),
+    "multi_margin_loss, weights": lambda h, i, m: F.multi_margin_loss(h.float().view(1, 3), i[:1], weight=h.double()),
+    "multilabel_margin_loss": lambda h, i, m: F.multilabel_margin_loss(h.bfloat16().view(1, 3), i.view(1, 3)),
+    "multilabel_margin_loss, labels": lambda h, i, m: F.multilabel_margin_loss(h.float(), i.int()),
+    "embedding_renorm_": lambda h, i, m: torch.embedding_renorm_(i.clone().view(3, 1), i % 2, 1.0, 2.0),
+    "embedding_renorm_ of an embedding": lambda h, i, m: F.embedding(i % 2, i.clone().view(3, 1), max_norm=1.0),
+    "clamp of bools": lambda h, i, m: m.clamp(False, True),
+    "clamp of bools, least": lambda h, i, m: m.clamp(min=True),
+    "clamp of bools by bools": lambda h, i, m: m.clamp(m, m),
+    "clamp_max of bools": lambda h, i, m: m.clamp_max(False),
+    "rounded quotients": lambda h, i, m: torch.div(i + 1j, i + 2j, rounding_mode="trunc"),
+    "rounded quotients by a number": lambda h, i, m: torch.div(h.float(), 1j, rounding_mode="trunc"),
+    "cross": lambda h, i, m: torch.linalg.cross(h, h.float()),
+    "cdist": lambda h, i, m: torch.cdist(h.float().view(3, 1), h.double().view(3, 1)),
+    "linspace": lambda h, i, m: torch.linspace(i[0] + 1j, i[1], 4, dtype=torch.float32, device=h.device),
+    "logspace": lambda h, i, m: torch.logspace(i[0], i[1] + 1j, 4, dtype=torch.float32, device=h.device),
+    "binary_cross_entropy": lambda h, i, m: F.binary_cross_entropy(h.float(), h.double()),
+    "max_unpool of whole numbers": lambda h, i, m: F.max_unpool2d(i.view(1, 1, 3), i.view(1, 1, 3), (1, 1)),
+    "max_unpool of complex numbers": lambda h, i, m: F.max_unpool3d((i + 1j).view(1, 1, 1, 3), i.view(1, 1, 1, 3), 1),
+    "normal, whole means": lambda h, i, m: torch.normal(i, h.float() + 1),
+    "normal, whole deviations": lambda h, i, m: torch.normal(1.0, i),
+    "normal, complex deviations": lambda h, i, m: torch.normal(h.float(), i + 1j),
+    "reflections of bools": lambda h, i, m: F.pad(m.view(1, 3), (1, 1), mode="reflect"),
+    "replicas of bools": lambda h, i, m: F.pad(m.view(1, 1, 1, 3), (1, 1, 1, 1), mode="replicate"),
+    "adaptive_max_pool of whole numbers": lambda h, i, m: F.adaptive_max_pool2d(i.view(1, 1, 3), 2),
+    "grid_sample of whole numbers": lambda h, i, m: F.grid_sample(
+        i.view(1, 3, 1, 1), i.new_zeros(1, 1, 1, 2), align_corners=False
+    ),
+    "unfold of whole numbers": lambda h, i, m: F.unfold(i.view(1, 1, 3), (1, 2)),
+    "fold of whole numbers": lambda h, i, m: F.fold(i.view(1, 1, 3), (1, 3), (1, 1)),
+    "group_norm of complex numbers": lambda h, i, m: F.group_norm((h.float() + 1j).view(1, 3, 1), 1),
+    "batch_norm of complex numbers": lambda h, i, m: F.instance_norm((h.float() + 1j).view(1, 1, 3)),
+    "cumsum_ in another dtype": lambda h, i, m: h.double().cumsum_(0, dtype=torch.float32),
+    "cumprod_ in another dtype": lambda h, i, m: i.clone().cumprod_(0, dtype=torch.float32),
     "nll_loss of no elements": lambda h, i, m: F.nll_loss(h.new_zeros(0, 3), i[:0], h.double()),
     "addcmul large value": lambda h, i, m: torch.addcmul(*[i.to(torch.int8)] * 3, value=300),
 }
 FITS: dict[str, Function] = {
+    "multi_margin_loss": lambda h, i, m: F.multi_margin_loss(h.double().view(1, 3), i[:1], weight=h.double()),
+    "binary_cross_entropy, weights": lambda h, i, m: F.binary_cross_entropy(h.float(), h.float(), h.double() + 1),
+    "binary_cross_entropy, whole weights": lambda h, i, m: F.binary_cross_entropy(h.float(), h.float(), i),
+    "max_unpool": lambda h, i, m: F.max_unpool2d(h.float().view(1, 1, 3) + 1, i.view(1, 1, 3) % 3, (1, 1)),
+    "embedding_renorm_": lambda h, i, m: torch.embedding_renorm_(h.float().view(3, 1) + 1j, i % 2, 1.0, 2.0),
+    "clamp of a bool": lambda h, i, m: m.clamp(min=m) | m.clamp_max(m),
+    "clamp of bools by whole numbers": lambda h, i, m: m.clamp(0, 1),
+    "exact quotients": lambda h, i, m: torch.div(i + 1j, i + 2j, rounding_mode=None),
+    "linspace": lambda h, i, m: torch.linspace(i[0] + 1j, i[1], 4, device=h.device),
+    "cumsum_": lambda h, i, m: i.int().cumsum_(0) + i.clone().cumsum_(0, dtype=torch.int64),
     "layer_norm, float weights": lambda h, i, m: F.layer_norm(h, [3], h.float() + 1, h.float()),
     "softmax's gradient, another dtype": lambda h, i, m: torch.ops.aten._softmax_backward_data(
         h.double(), h.double(), 0, torch.float32
@@ -183,6 +229,23 @@ def test_what_eager_takes_is_computed(name: str, device: str) -> None:
     assert isinstance(expected, Tensor)
     assert isinstance(found, Tensor), found
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "dynaxla"])
+def test_normal_numbers_have_the_dtype_of_their_means(device: str) -> None:
+    dynaxla.use("cpu")
+    way = torch.compile(torch.normal, backend="dynaxla") if device == "cpu" else torch.normal
+    means = torch.tensor([[-4.0], [4.0]])
+    for dtype, other in (
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+    ):
+        mean, std = means.to(device, dtype), torch.full((2000,), 0.5, dtype=other, device=device)
+        expected, found = torch.normal(mean.cpu(), std.cpu()), way(mean, std).cpu()
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        torch.testing.assert_close(found.float().mean(1, keepdim=True), means, rtol=0, atol=0.06)
+        torch.testing.assert_close(found.float().std(1), torch.full((2,), 0.5), rtol=0, atol=0.06)
 
 
 NUMBERS = (0, 1, -1, -3, 127, 128, -128, -129, 255, 256, -255, -256, 65504, 65520, 2**31, -(2**31), 2**40, 2**63 - 1)
