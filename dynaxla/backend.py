@@ -33,6 +33,7 @@ from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import aot_autograd, get_forward_inputs
+from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.patches import apply_patches
@@ -180,7 +181,7 @@ class GraphCompiler:
 
         def capture(make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any]) -> Callable[..., Any]:
             with replace_composites():
-                return aot_autograd(  # type: ignore[no-any-return]
+                function: Callable[..., Any] = aot_autograd(
                     **self._compilers(make_compiler),
                     decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
                     partition_fn=partial(
@@ -190,6 +191,7 @@ class GraphCompiler:
                         find_target=builder.find_target,
                     ),
                 )(module, example_inputs)
+            return function if is_packaging() else call_directly(function)
 
         if tag is None:
             return capture(lambda convert: lambda module, _: builder.build(convert(module)))

@@ -50,9 +50,11 @@ class CompiledPart:
         self._on_call = tuple(on_call)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        keys = self._keys
-        values = keys.read(args) if self._has_sizes else ()
-        key = keys.of(values)
+        values: tuple[int, ...] = ()
+        key: ShapeKey = ()  # of the one program of a part whose sizes are all known
+        if self._has_sizes:
+            values = self._keys.read(args)
+            key = self._keys.of(values)
         program = self._find(key)
         for listener in self._on_call:
             listener(values, program is not None)

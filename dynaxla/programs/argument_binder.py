@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dynaxla.bucketing.cropping import ToCorner
+from dynaxla.programs.known_memory import KnownMemory
 from dynaxla.programs.part_signature import PartSignature
 from dynaxla.programs.program import Program
-from dynaxla.programs.staged_arguments import StagedArguments
+from dynaxla.programs.staged_arguments import StagedArguments, StagingPool
 from dynaxla.runtime.client import Buffer, Client, DeviceTensors, Executable, HeldWeights
 from dynaxla.runtime.host_padding import PaddedShape, pad, to_row_major
 from dynaxla.runtime.weight_residency import PartWeights, WeightResidency, WriteTracker, make_picker
@@ -107,10 +108,27 @@ class HostBinder(ArgumentBinder):
         pool, executable = program.staging, program.executable
         if pool is None or executable is None:
             return super().execute(program, values, args)
+        buffers = None if pool.known is None else pool.known.find(args)
+        if buffers is None:
+            return self._execute_staged(program, pool, executable, values, args)
+        if self._has_weights:
+            buffers = [*self._weight_buffers(self._pick_weights(args)), *buffers]
+        return list(map(self._to_tensor, executable.run(buffers)))
+
+    def _execute_staged(
+        self,
+        program: Program,
+        pool: StagingPool,
+        executable: Executable,
+        values: tuple[int, ...],
+        args: Sequence[Any],
+    ) -> list[torch.Tensor]:
         try:
             staged = pool.free.pop()
         except IndexError:
             staged = StagedArguments(self._client, program, args, values)
+            if pool.known is None and program.cropping is None:
+                pool.known = KnownMemory(self._client, program)
         if not staged.fill(program, args, values):
             return super().execute(program, values, args)
         buffers = staged.buffers

@@ -10,6 +10,7 @@ import torch
 
 from dynaxla.fx.permutations import invert_permutation
 from dynaxla.isolation.forking import notify_after_fork
+from dynaxla.programs.known_memory import KnownMemory
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer, Client
 from dynaxla.runtime.host_padding import PaddedShape
@@ -120,10 +121,12 @@ class StagingPool:
 
     Attributes:
         free: those that no call uses.
+        known: buffers of memory that arguments had in earlier calls; None until the first call, and for a program that pads.
     """
 
     def __init__(self) -> None:
         self.free: list[StagedArguments] = []
+        self.known: KnownMemory | None = None
         notify_after_fork(self)
 
     def after_fork(self) -> None:

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -101,8 +102,9 @@ def leave_streams_to_python(device: torch.device) -> None:
     utils.get_current_stream = streams.__getitem__  # type: ignore[assignment]
 
 
+@cache
 def mark_calls_in_profiles_alone() -> None:
-    """Has Dynamo's generated code mark calls of graphs for torch's profiler only while the profiler records.
+    """Has Dynamo's generated code mark calls of graphs for torch's profiler only while the profiler records, once per process.
 
     Dynamo's own marks go through wrappers that keep Dynamo from tracing them; these take a fifth of Dynamo's time per
     call.

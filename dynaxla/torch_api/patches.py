@@ -14,7 +14,7 @@ from typing import Literal
 from dynaxla.torch_api.aot import keep_known_sizes
 from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
-from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock
+from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock, mark_calls_in_profiles_alone
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.meta_kernels import refuse_lossy_writes
 
@@ -144,6 +144,14 @@ PATCHES = (
         "compile",
     ),
     Patch(
+        "dynamo.mark_calls_in_profiles_alone",
+        ("torch._dynamo.utils.record_pregraph_bytecode_enter", "torch._dynamo.utils.record_pregraph_bytecode_exit"),
+        "marks for the profiler take a fifth of Dynamo's time per call, even while no profiler runs",
+        "2.13",
+        "Dynamo makes the marks only while a profiler runs",
+        "compile",
+    ),
+    Patch(
         "private_device.give_storages",
         ("torch.storage.UntypedStorage.__new__",),
         "torch creates storages with a device's allocator, which only C++ can register",
@@ -238,14 +246,6 @@ PATCHES = (
         "device",
     ),
     Patch(
-        "dynamo.mark_calls_in_profiles_alone",
-        ("torch._dynamo.utils.record_pregraph_bytecode_enter", "torch._dynamo.utils.record_pregraph_bytecode_exit"),
-        "marks for the profiler take a fifth of Dynamo's time per call, even while no profiler runs",
-        "2.13",
-        "Dynamo makes the marks only while a profiler runs",
-        "device",
-    ),
-    Patch(
         "private_device.answer_for_accelerator",
         (
             "torch.accelerator.synchronize",
@@ -291,6 +291,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_rnns,
     keep_known_sizes,
     refuse_lossy_writes,
+    mark_calls_in_profiles_alone,
 )
 
 

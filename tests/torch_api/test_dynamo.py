@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
-from dynaxla.torch_api import capture_limit, captured_functions, dynamo, dynamo_capture, frames, modules
+from dynaxla.torch_api import capture_limit, captured_functions, dynamo, dynamo_capture, frames, modules, patches
 from tests.torch_api.boundary import boundary
 
 Look = Callable[[GraphModule], Any]
@@ -439,7 +439,7 @@ def test_dynamos_code_asks_a_table_for_streams() -> None:
 
 @boundary("dynamo.mark_calls_in_profiles_alone")
 def test_calls_of_graphs_are_marked_in_profiles() -> None:
-    dynaxla.use("cpu")
+    patches.apply_patches()
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     compiled(torch.ones(3))
     with torch.profiler.profile() as profile:
@@ -449,7 +449,7 @@ def test_calls_of_graphs_are_marked_in_profiles() -> None:
 
 @boundary("dynamo.mark_calls_in_profiles_alone")
 def test_nothing_is_marked_where_nobody_profiles() -> None:
-    dynaxla.use("cpu")
+    patches.apply_patches()
     mark = torch._dynamo.utils.record_pregraph_bytecode_enter()
     assert mark is None
     torch._dynamo.utils.record_pregraph_bytecode_exit(mark)

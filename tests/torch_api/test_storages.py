@@ -106,3 +106,65 @@ def test_a_sparse_tensor_has_parts(layout: str) -> None:
 def test_parts_of_a_tensor_that_is_not_coalesced() -> None:
     sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
     assert [part.tolist() for part in storages.list_parts(sparse)] == [[1.0, 2.0], [[0, 0]]]
+
+
+@boundary("storages.borrow_memory", "storages.data_address")
+def test_borrowed_memory_is_seen_and_not_freed() -> None:
+    x = torch.arange(6, dtype=torch.int32)
+    borrowed = storages.borrow_memory(x.data_ptr(), (3, 2), (2, 1), torch.int32)
+    assert torch.equal(borrowed, x.view(3, 2))
+    x += 1
+    assert torch.equal(borrowed, x.view(3, 2))
+    del borrowed
+    gc.collect()
+    assert x.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+class _Own(torch.Tensor):
+    pass
+
+
+@boundary("storages.is_plain")
+def test_plain_tensors_lie_in_their_memory() -> None:
+    x = torch.randn(2, 3, dtype=torch.complex64)
+    with torch.inference_mode():
+        inference = torch.ones(2)
+    for plain in (x, x.t(), x.real, torch.ones(2), torch.ones(2, requires_grad=True), torch.nn.Parameter(x), inference):
+        assert storages.is_plain(plain)
+    assert not any(map(storages.is_plain, (x.conj(), x.conj().imag, torch.ones(2).to_sparse(), x.as_subclass(_Own), 2)))
+    assert not any(map(storages.is_plain, (torch.ones(2, device="meta"), torch._efficientzerotensor((2,)))))
+    seen: list[bool] = []
+    torch.func.vmap(lambda y: seen.append(storages.is_plain(y)) or y)(torch.ones(2, 2))
+    torch.func.grad(lambda y: seen.append(storages.is_plain(y)) or y.sum())(torch.ones(2))
+    assert seen == [False, False]
+
+
+@boundary("storages.make_check")
+def test_a_check_knows_tensors_like_its_own() -> None:
+    x, y = torch.randn(3, 4), torch.tensor(1)
+    check = storages.make_check([x, y])
+    assert check(torch.randn(3, 4), torch.tensor(2))
+    assert check(x.view(12)[:12].view(3, 4), y)
+    others = (
+        torch.randn(4, 3).t(),
+        torch.randn(4, 3),
+        torch.randn(3, 4, 1),
+        torch.randn(3, 8)[:, ::2],
+        x.double(),
+        x.int(),
+        x.detach().requires_grad_(),
+        torch.nn.Parameter(x, requires_grad=False),
+        x.as_subclass(_Own),
+        torch._neg_view(x),
+        torch.empty(3, 4, device="meta"),
+        x.to_sparse(),
+        torch._efficientzerotensor((3, 4)),
+        None,
+        3,
+    )
+    for other in others:
+        assert not check(other, y)
+        assert not check(x, other)
+    with torch.inference_mode():
+        assert not check(torch.randn(3, 4), y)
+    assert storages.make_check([])()
