@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import CO_VARARGS
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.runtime_wrappers import SerializableCompiledFunction
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import tracing
+from torch.fx import Graph, GraphModule
 
+from dynaxla.torch_api.aot import box_function
 from dynaxla.torch_api.dynamo import find_undisabled
-
-_PLAIN_WRAPPER = """\
-def _runtime_wrapper(_compiled_fn_, _first_ctx_, _on_before_call_, args):
-    orig_inputs = {{}}
-    with _first_ctx_():
-        grad_enabled = torch.is_grad_enabled()
-        try:
-            if grad_enabled: torch._C._set_grad_enabled(False)
-            _on_before_call_()
-            all_outs = _compiled_fn_(args)
-            if isinstance(all_outs, tuple):
-                all_outs = list(all_outs)
-            elif not isinstance(all_outs, list):
-                all_outs = [all_outs]
-        finally:
-            if grad_enabled: torch._C._set_grad_enabled(True)
-    del args
-    if len(all_outs) != {results}:
-        raise AssertionError(f"expected {results} outputs, got {{len(all_outs)}}")
-    fw_outs = all_outs
-    ret_outs = fw_outs
-    return ret_outs
-"""
-"""The code that AOTAutograd makes for a graph of inference that writes to no input and none of whose results is a view."""
 
 
 def call_directly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,8 +27,8 @@ def call_directly(function: Callable[..., Any]) -> Callable[..., Any]:
     profiles, which show it. A function whose wrapper does more is returned as it is.
 
     Relies on `aot_module_simplified` returning a function over `compiled_fn` and `params_buffers_flat`; on `RuntimeWrapper`
-    making one over `_inner_compiled_fn`, the compiled graph, and `_codegen_runtime_wrapper`, whose code is compared; on
-    `SerializableCompiledFunction.compiled_fn`; and on `torch._C._set_grad_enabled`.
+    making one over `_inner_compiled_fn`, the compiled graph, and `_codegen_runtime_wrapper`, whose code is compared with that
+    of a negation; on `SerializableCompiledFunction.compiled_fn`; and on `torch._C._set_grad_enabled`.
     """
     whole = find_undisabled(function)
     found = _find_graph(whole)
@@ -86,8 +67,8 @@ def _find_graph(whole: Callable[..., Any]) -> Callable[[list[Any]], Any] | None:
     if not whole.__code__.co_flags & CO_VARARGS:
         return None
     inner = _closure_of(outer["compiled_fn"])
-    wrapper = inner.get("_codegen_runtime_wrapper")
-    if not isinstance(wrapper, FunctionType) or "_inner_compiled_fn" not in inner or not _is_plain(wrapper.__code__):
+    content = _content_of_wrapper(inner)
+    if content is None or "_inner_compiled_fn" not in inner or content != _plain_content():
         return None
     graph = inner["_inner_compiled_fn"]
     return graph.compiled_fn if isinstance(graph, SerializableCompiledFunction) else graph  # type: ignore[no-any-return]
@@ -101,16 +82,24 @@ def _closure_of(function: Any) -> Mapping[str, Any]:
     }
 
 
-def _is_plain(code: CodeType) -> bool:
-    numbers = {each for each in code.co_consts if type(each) is int}
-    return any(_content(code) == _content(_plain_code(number)) for number in numbers)
-
-
-def _content(code: CodeType) -> tuple[Any, ...]:
-    return code.co_code, code.co_consts, code.co_names, code.co_varnames
-
-
 @cache
-def _plain_code(results: int) -> CodeType:
-    module = compile(_PLAIN_WRAPPER.format(results=results), "plain wrapper", "exec")
-    return next(each for each in module.co_consts if isinstance(each, CodeType))
+def _plain_content() -> tuple[Any, ...] | None:
+    """What the wrapper of a graph of inference is that writes to no input and none of whose results is a view."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)),))
+    with tracing(None), torch.no_grad():
+        function = aot_module_simplified(
+            GraphModule({}, graph), [torch.zeros(1)], lambda module, _: box_function(lambda args: module(*args))
+        )
+    return _content_of_wrapper(_closure_of(_closure_of(find_undisabled(function)).get("compiled_fn")))
+
+
+def _content_of_wrapper(closure: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """The code of a wrapper, less the number of results, which is in its constants and messages."""
+    wrapper = closure.get("_codegen_runtime_wrapper")
+    if not isinstance(wrapper, FunctionType):
+        return None
+    code = wrapper.__code__
+    constants = [re.sub(r"\d+", "", each) if isinstance(each, str) else each for each in code.co_consts]
+    return code.co_code, [each for each in constants if type(each) is not int], code.co_names, code.co_varnames
