@@ -2,6 +2,10 @@
 
 NaN counts as larger than every number, as in torch. All sorts are stable; torch does not define which of several equal
 elements topk, kthvalue and median return the index of.
+
+XLA's CPU client sorts one operand of integers in a tenth of the time of a pair of elements and places, which it also compares
+by a slower order where the elements are floats. There, elements are sorted by keys: whole numbers that hold an element and
+its place. `python -m benchmarks.sort_speed` measures sorts.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_dim
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
-from dynaxla.ops.sort_keys import find_largest, has_keys, sort_by_keys
 from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
@@ -31,6 +34,12 @@ Pair = tuple[jax.Array, jax.Array]
 
 _FEWEST_PER_LARGEST = 4
 """Elements of a row per largest one that is sought, from which finding these takes less time than sorting the row."""
+
+_PLACES = 32
+"""Bits of a key that hold the place."""
+
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000
+"""The bits of float32's infinity, and of a NaN."""
 
 
 def sort_with_indices(x: jax.Array, axis: int, descending: bool) -> Pair:
@@ -54,8 +63,58 @@ def _sort_pairs(x: jax.Array, axis: int, descending: bool) -> Pair:
     return values, order
 
 
+def has_keys(x: jax.Array) -> bool:
+    """Whether a key of 64 bits can hold an element of x and any place."""
+    return (
+        x.dtype.itemsize <= 4
+        and not jnp.issubdtype(x.dtype, jnp.complexfloating)
+        and max(x.shape, default=0) < 1 << _PLACES
+    )
+
+
+def sort_by_keys(x: jax.Array, axis: int, *, descending: bool) -> Pair:
+    """The elements of x in order along an axis, and their places as int64. Equal elements stay in order, also if descending.
+
+    NaN is larger than every number, whatever its sign, and zeros are equal.
+    """
+    order = order_of(x)
+    keys = ((~order if descending else order) << _PLACES) | lax.broadcasted_iota(jnp.int64, x.shape, axis)
+    places = lax.sort(keys, dimension=axis, is_stable=False) & ((1 << _PLACES) - 1)
+    return take_along(x, places, axis), places
+
+
+def order_of(x: jax.Array) -> jax.Array:
+    """For each element a whole number of 32 bits, as int64: of two elements the larger has the larger number."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(jnp.int64) - ((1 << 31) if x.dtype == jnp.uint32 else 0)
+    bits = _bits_of(x)
+    size = bits & 0x7FFFFFFF  # a comparison of floats would count the smallest numbers as zeros
+    bits = jnp.where(size == 0, 0, jnp.where(size > _INFINITY, _NAN, bits))
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(jnp.int64)
+
+
+def _bits_of(x: jax.Array) -> jax.Array:
+    """The bits of x as float32."""
+    if x.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(x, jnp.int16).astype(jnp.int32) << 16
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+
+def find_largest(x: jax.Array, count: int, *, descending: bool) -> Pair:
+    """The first `count` elements of each row of x [..., n], as `sort_by_keys` orders them, and their places.
+
+    XLA's CPU client does not sort for it where count < n.
+    """
+    order = order_of(x)
+    order = order if descending else ~order
+    bits = jnp.where(order < 0, order ^ 0x7FFFFFFF, order).astype(jnp.int32)
+    rows = lax.bitcast_convert_type(bits, jnp.float32).reshape(-1, x.shape[-1])
+    places = lax.top_k(rows, count)[1].reshape(*x.shape[:-1], count).astype(jnp.int64)
+    return take_along(x, places, -1), places
+
+
 def take_along(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
-    """The elements of `x` at the indices `places`, which has size 1 on `axis`."""
+    """The elements of `x` at the indices `places` of an axis."""
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
 
 
