@@ -54,6 +54,21 @@ def _class_mask(x: jax.Array, target: jax.Array, ignore_index: int) -> jax.Array
     return (classes == wanted) & (wanted != ignore_index)
 
 
+def _pick_losses(
+    x: jax.Array, target: jax.Array, weight: jax.Array | None, ignore_index: int
+) -> tuple[jax.Array, jax.Array]:
+    """The loss of each target, and its weight; both are 0 where it is ignored."""
+    axis = _class_axis(x)
+    wanted = jnp.expand_dims(target.reshape(x.shape[:axis] + x.shape[axis + 1 :]), axis).astype(jnp.int64)
+    counts = (wanted >= 0) & (wanted < x.shape[axis]) & (wanted != ignore_index)
+    places = jnp.where(counts, wanted, 0)
+    weights = jnp.ones(places.shape, widen(x).dtype) if weight is None else widen(weight)[places]
+    weights = jnp.where(counts, weights, 0)
+    picked = jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
+    losses = jnp.where(counts, -widen(picked) * weights, 0)
+    return lax.squeeze(losses, (axis,)), lax.squeeze(weights, (axis,))
+
+
 def _class_weights(x: jax.Array, weight: jax.Array | None) -> jax.Array:
     if weight is None:
         return jnp.ones((1,) * x.ndim, widen(x).dtype)
@@ -72,9 +87,17 @@ def nll_loss(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     """The loss and the total weight (0 without a reduction); a target out of range counts as ignored."""
-    axis, picked = _class_axis(x), _class_mask(x, target, ignore_index)
-    weights = jnp.where(picked, _class_weights(x, weight), 0)
-    losses = jnp.sum(jnp.where(picked, -widen(x) * weights, 0), axis)
+
+    def by_mask(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axis, picked = _class_axis(x), _class_mask(x, target, ignore_index)
+        weights = jnp.where(picked, _class_weights(x, weight), 0)
+        return jnp.sum(jnp.where(picked, -widen(x) * weights, 0), axis), jnp.sum(weights, axis)
+
+    def by_place(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _pick_losses(x, target, weight, ignore_index)
+
+    # Other compilers fuse the mask with what makes x; XLA's CPU compiler would read all of x once more.
+    losses, weights = lax.platform_dependent(x, cpu=by_place, default=by_mask) if x.size else by_mask(x)
     if reduction == NONE and x.ndim > 1:
         return losses.astype(x.dtype), jnp.zeros((), x.dtype)
     total, total_weight = jnp.sum(losses), jnp.sum(weights)

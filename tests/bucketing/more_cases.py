@@ -116,6 +116,20 @@ GROUPS = [
         floats(None, 24),
         ints(None, low=0, high=3),
     ),
+    case(
+        "contract_rows",
+        "rows_of_two_dims",
+        lambda x, y: torch.ops.dynaxla.contract_rows(x, y),
+        floats(None, 3, 6),
+        floats(None, 3, 8),
+    ),
+    case(
+        "contract_rows",
+        "rows_and_columns",
+        lambda x, y: torch.ops.dynaxla.contract_rows(x, y),
+        floats(2, None, None),
+        floats(2, None, 7),
+    ),
     case("histogram", "histogram_range", lambda x: torch.histc(x, 4, -1, 1), floats(None, 3)),
     case(None, "histogram_of_data", lambda x: torch.histc(x, 4), floats(None, 3), sizes=(5, 9)),
     *[
