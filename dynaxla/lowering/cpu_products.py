@@ -14,10 +14,9 @@ bfloat16 as it is, two rows or more, which is faster up to some 64 rows; a singl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from dynaxla.lowering.product_factors import ProductFactor, shape_of
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
 
 # Of jaxlib's bindings of MLIR, which have no types.
@@ -49,7 +48,7 @@ def settle_products(mlir: StablehloModules, module: Module, *, by_rows: bool = T
         if operation.name != _PRODUCT:
             continue
         with operation.location:
-            left, right = _Factor.both(mlir, operation)
+            left, right = ProductFactor.both(mlir, operation)
             if not by_rows or not _has_few_rows(mlir, left, right):
                 _widen_factors(mlir, operation)
             elif _is_of_bfloat16(mlir, operation, right):
@@ -61,56 +60,15 @@ def settle_products(mlir: StablehloModules, module: Module, *, by_rows: bool = T
                 _widen_factors(mlir, operation)
 
 
-@dataclass(frozen=True, slots=True)
-class _Factor:
-    """An operand of a product, or what it is the transpose of.
-
-    Attributes:
-        value: a tensor.
-        batching: its dims that the product keeps, one by one with the other factor's.
-        contracting: its dims over which the product sums.
-        free: its other dims, in the order in which the product has them.
-    """
-
-    value: Value
-    batching: tuple[int, ...]
-    contracting: tuple[int, ...]
-    free: tuple[int, ...]
-
-    @classmethod
-    def both(cls, mlir: StablehloModules, product: Operation) -> tuple[_Factor, _Factor]:
-        dims = mlir.stablehlo.DotDimensionNumbers(product.attributes["dot_dimension_numbers"])
-        left = cls._of(mlir, product.operands[0], dims.lhs_batching_dimensions, dims.lhs_contracting_dimensions)
-        right = cls._of(mlir, product.operands[1], dims.rhs_batching_dimensions, dims.rhs_contracting_dimensions)
-        return left, right
-
-    @classmethod
-    def _of(cls, mlir: StablehloModules, value: Value, batching: Sequence[int], contracting: Sequence[int]) -> _Factor:
-        bound = {*batching, *contracting}
-        order: Sequence[int] = range(len(_shape(mlir, value)))
-        free = [dim for dim in order if dim not in bound]
-        if isinstance(value.owner, mlir.ir.OpView) and value.owner.operation.name == "stablehlo.transpose":
-            value, order = value.owner.operands[0], list(value.owner.attributes["permutation"])
-        return cls(value, *(tuple(order[dim] for dim in dims) for dims in (batching, contracting, free)))
-
-    def count_rows(self, mlir: StablehloModules) -> int:
-        shape = _shape(mlir, self.value)
-        return math.prod(shape[dim] for dim in self.free)
-
-    def is_of_rows(self, mlir: StablehloModules) -> bool:
-        """Whether the product sums elements that are neighbours in memory."""
-        return self.contracting == (len(_shape(mlir, self.value)) - 1,)
-
-
-def _has_few_rows(mlir: StablehloModules, left: _Factor, right: _Factor) -> bool:
+def _has_few_rows(mlir: StablehloModules, left: ProductFactor, right: ProductFactor) -> bool:
     """Whether a product of floats has few rows on the left, and on the right a large matrix of more."""
     if not isinstance(_element(mlir, right.value), mlir.ir.FloatType):
         return False
-    rows, is_large = left.count_rows(mlir), math.prod(_shape(mlir, right.value)) >= FEWEST_ELEMENTS
+    rows, is_large = left.count_rows(mlir), math.prod(shape_of(mlir, right.value)) >= FEWEST_ELEMENTS
     return is_large and 1 <= rows <= MOST_ROWS and 2 * rows <= right.count_rows(mlir)
 
 
-def _is_of_bfloat16(mlir: StablehloModules, product: Operation, right: _Factor) -> bool:
+def _is_of_bfloat16(mlir: StablehloModules, product: Operation, right: ProductFactor) -> bool:
     """Whether a product of matrices of bfloat16 is summed in float32, and is one that the library is faster at.
 
     A single row by columns of a matrix is not.
@@ -120,8 +78,8 @@ def _is_of_bfloat16(mlir: StablehloModules, product: Operation, right: _Factor) 
         return False
     if not isinstance(_element(mlir, product.results[0]), mlir.ir.F32Type):
         return False
-    are_matrices = all(len(_shape(mlir, factor)) == 2 for factor in factors) and not right.batching
-    return are_matrices and (_shape(mlir, product.results[0])[0] > 1 or right.is_of_rows(mlir))
+    are_matrices = all(len(shape_of(mlir, factor)) == 2 for factor in factors) and not right.batching
+    return are_matrices and (shape_of(mlir, product.results[0])[0] > 1 or right.is_of_rows(mlir))
 
 
 def _widen_factors(mlir: StablehloModules, product: Operation) -> None:
@@ -134,11 +92,11 @@ def _widen_factors(mlir: StablehloModules, product: Operation) -> None:
     for index, factor in enumerate(product.operands):
         element = _element(mlir, factor)
         if element != wide and isinstance(element, (ir.BF16Type, ir.F16Type)):
-            type_ = ir.RankedTensorType.get(_shape(mlir, factor), wide)
+            type_ = ir.RankedTensorType.get(shape_of(mlir, factor), wide)
             product.operands[index] = _make(mlir, product, "convert", type_, factor)
 
 
-def _swap(mlir: StablehloModules, product: Operation, left: _Factor, right: _Factor) -> None:
+def _swap(mlir: StablehloModules, product: Operation, left: ProductFactor, right: ProductFactor) -> None:
     """Replaces a product by one with its factors in the other order, and puts the dims of its result in order."""
     ir, result = mlir.ir, mlir.ir.RankedTensorType(product.results[0].type)
     batch = len(left.batching)
@@ -155,7 +113,7 @@ def _swap(mlir: StablehloModules, product: Operation, left: _Factor, right: _Fac
     _replace(product, _make(mlir, product, "transpose", result, held, permutation=order))
 
 
-def _places(factor: _Factor, first: int) -> list[int]:
+def _places(factor: ProductFactor, first: int) -> list[int]:
     """For each free dim of a factor, in the factor's own order, its place in the original product's result."""
     return [first + factor.free.index(dim) for dim in sorted(factor.free)]
 
@@ -193,10 +151,6 @@ def _make(
 def _replace(product: Operation, result: Value) -> None:
     product.results[0].replace_all_uses_with(result)
     product.erase()
-
-
-def _shape(mlir: StablehloModules, value: Value) -> Sequence[int]:
-    return list(mlir.ir.RankedTensorType(value.type).shape)
 
 
 def _element(mlir: StablehloModules, value: Value) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ from dynaxla.lowering.call_graph import OpCall, mlir_type
 from dynaxla.lowering.cpu_products import has_products, settle_products
 from dynaxla.lowering.cpu_reductions import SHIFTED, carry_nan, has_reductions, keep_reductions_apart
 from dynaxla.lowering.exact_division import NOWHERE, DivisionFlow, keep_divisions, trace_divisions, veil_by_replica
+from dynaxla.lowering.product_factors import ProductFactor
 from dynaxla.lowering.stablehlo_module import StablehloModules, strip_locations, walk
 from dynaxla.torch_api.overloads import REGIONS, namespace
 
@@ -178,17 +178,7 @@ class FunctionFinisher:
         """Whether both factors of a product have more rows than a step of a decoder has; a convolution does."""
         if operation.name != "stablehlo.dot_general":
             return True
-        numbers = self.mlir.stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
-        merged = (
-            (*numbers.lhs_batching_dimensions, *numbers.lhs_contracting_dimensions),
-            (*numbers.rhs_batching_dimensions, *numbers.rhs_contracting_dimensions),
-        )
-        shapes = (self.mlir.ir.RankedTensorType(value.type).shape for value in operation.operands)
-        free = (
-            math.prod(size for dim, size in enumerate(shape) if dim not in dims)
-            for shape, dims in zip(shapes, merged, strict=True)
-        )
-        return bool(min(free) > _FEW_ROWS)
+        return min(factor.count_rows(self.mlir) for factor in ProductFactor.both(self.mlir, operation)) > _FEW_ROWS
 
     def _is_bfloat16(self, value: Value) -> bool:
         """Whether all elements of a value are bfloat16 numbers, also where they were widened and moved."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from dynaxla.programs.known_memory import MOST_ADDRESSES, MOST_MISFITS, KnownMemory
 from dynaxla.programs.program import Program
 from dynaxla.runtime.pjrt_clients import cpu_client
-from tests.programs.test_staged_arguments import DTYPES, LAYOUTS, make
+from tests.programs.test_staged_arguments import DTYPES, make
 from tests.tolerances import assert_close
 
 
@@ -146,21 +146,6 @@ def test_a_fork_forgets_the_parents_buffers() -> None:
     learn(known, x)
     known.after_fork()
     learn(known, x)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_layouts_of_arguments(layout: str, dynamic: bool) -> None:
-    def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x * 2, y + 1
-
-    compiled = torch.compile(model, backend="dynaxla", dynamic=dynamic)
-    x, y = LAYOUTS[layout](), torch.randn(2, 2)
-    for _ in range(5):
-        y += 1
-        for mine, theirs in zip(compiled(x, y), model(x, y), strict=True):
-            assert_close(mine, theirs)
-            assert mine.stride() == theirs.stride()
 
 
 def test_an_argument_may_come_twice_and_move() -> None:

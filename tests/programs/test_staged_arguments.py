@@ -75,14 +75,15 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_layouts_of_arguments(layout: str, dynamic: bool) -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_layouts_of_arguments(layout: str, dynamic: bool, is_kept: bool) -> None:
     def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x * 2, y + 1
 
     compiled = torch.compile(model, backend="dynaxla", dynamic=dynamic)
-    y = torch.randn(2, 2)
-    for _ in range(3):
-        x = LAYOUTS[layout]()
+    x, y = LAYOUTS[layout](), torch.randn(2, 2)
+    for _ in range(5):
+        x, y = (x, y.add_(1)) if is_kept else (LAYOUTS[layout](), y)
         for mine, theirs in zip(compiled(x, y), model(x, y), strict=True):
             assert_close(mine, theirs)
             assert mine.stride() == theirs.stride()
