@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
 from dynaxla.torch_api.aot import is_backward, module_path
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, gives_view
 from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, SOURCE
 
 aten = torch.ops.aten
@@ -68,6 +69,21 @@ def mark_modules(module: GraphModule) -> None:
 def memory_of(node: Node) -> int:
     """Names the memory that a tensor lies in; torch's fake tensors share it as those of eager do."""
     return fakes.memory_of(node.meta["val"])
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node is a view of its first operand, or one of the views that an op like split gives."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return is_view(node.args[0])
+    return isinstance(node.target, OpOverload) and gives_view(node.target)
+
+
+def holds_tensors(node: Node) -> bool:
+    """Whether the node's value is a tensor, or a tuple or list with one."""
+    value = node.meta.get("val")
+    return any(isinstance(v, torch.Tensor) for v in (value if isinstance(value, (tuple, list)) else (value,)))
 
 
 def _mode(node: Node) -> AbstractContextManager[object]:

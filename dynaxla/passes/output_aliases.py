@@ -8,7 +8,6 @@ offset of the graph's result, which are others in an executable's memory.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,10 +16,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.fx.edit import memory_of, tolerate_strides
+from dynaxla.fx.edit import holds_tensors, is_view, memory_of, tolerate_strides
 from dynaxla.partition.output_views import Aliases
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
-from dynaxla.torch_api.overloads import OpOverload, gives_view
 from dynaxla.types import Saved
 
 
@@ -44,13 +42,13 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     if saved.inputs and not varies:
         return None
     shared = set() if saved.inputs else _shared_memory(kept, saved)
-    sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and _is_view(item)}
+    sources = {i: _sources(item) for i, item in enumerate(kept) if isinstance(item, Node) and is_view(item)}
     known = {*graph.find_nodes(op="placeholder"), *(item for item in kept if isinstance(item, Node))}
     places = tuple(
         i
         for i, found in sources.items()
-        if (known.issuperset(found) and (varies or i not in saved.outputs or not all(map(_is_input, found))))
-        or (memory_of(kept[i]) in shared and not any(_is_input(node) and _holds_tensors(node) for node in found))
+        if known.issuperset(found)
+        or (memory_of(kept[i]) in shared and not any(_is_input(node) and holds_tensors(node) for node in found))
     )
     if not places:
         return None
@@ -89,7 +87,7 @@ def _sources(view: Node) -> list[Node]:
     stack = [view]
     while stack:
         node = stack.pop()
-        if _is_view(node) or (node.op == "call_function" and not _holds_tensors(node)):
+        if is_view(node) or (node.op == "call_function" and not holds_tensors(node)):
             stack.extend(node.all_input_nodes)
         else:
             found[node] = None
@@ -98,20 +96,6 @@ def _sources(view: Node) -> list[Node]:
 
 def _is_input(node: Node) -> bool:
     return node.op == "placeholder"
-
-
-def _is_view(node: Node) -> bool:
-    """Whether the node is a view of an operand, or one of the views that an op like split gives."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem and isinstance(node.args[0], Node):
-        return _is_view(node.args[0])
-    return isinstance(node.target, OpOverload) and gives_view(node.target)
-
-
-def _holds_tensors(node: Node) -> bool:
-    value = node.meta.get("val")
-    return any(isinstance(v, torch.Tensor) for v in (value if isinstance(value, (tuple, list)) else (value,)))
 
 
 def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Node]) -> GraphModule:

@@ -13,13 +13,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
+from dynaxla.fx.edit import holds_tensors, is_view
 from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
 from dynaxla.torch_api.fakes import mode_of
-from dynaxla.torch_api.overloads import OpOverload, gives_view, parameters
+from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED, SOURCE
 
 aten = torch.ops.aten
@@ -201,11 +202,14 @@ def _merge_in_the_backward(graph: Graph, *, fixed: bool) -> None:
 
 
 def _view_in_the_backward(graph: Graph) -> None:
-    """Views of a forward value that the backward reads as well: it makes its own, and the value alone is saved."""
+    """Views of a forward value that the backward reads as well, and of inputs: it makes its own, and the value alone is saved.
+
+    An input that is saved is the caller's tensor; a view of it, as of each transposed weight, would be a copy.
+    """
     for node in list(graph.nodes):
         readers = [user for user in node.users if is_backward(user)]
         source = _viewed(node) if readers and is_forward(node) else None
-        if source is None or not any(map(is_backward, source.users)):
+        if source is None or not (source.op == "placeholder" or any(map(is_backward, source.users))):
             continue
         with graph.inserting_before(min(readers)):
             made = _copy(graph, node, {source: source})
@@ -214,12 +218,13 @@ def _view_in_the_backward(graph: Graph) -> None:
 
 
 def _viewed(node: Node) -> Node | None:
-    """What a forward node is a view of, made by views alone; None for what is no view, and for views of inputs."""
+    """The input or the forward's value that a forward node is a view of, made by views alone; None for what is no view."""
     source = node
-    while isinstance(source.target, OpOverload) and gives_view(source.target) and isinstance(source.args[0], Node):
+    while is_view(source) and isinstance(source.args[0], Node):
         source = source.args[0]
-    computed = source is not node and source.op == "call_function" and isinstance(source.meta.get("val"), torch.Tensor)
-    return source if computed and is_forward(source) else None
+    if source is node or not isinstance(source.meta.get("val"), torch.Tensor):
+        return None
+    return source if source.op == "placeholder" or is_forward(source) else None
 
 
 def _remake_masks(graph: Graph) -> None:
@@ -243,7 +248,7 @@ def _mask(reader: Node) -> Node | None:
 
 def _copy(graph: Graph, node: Node, copies: dict[Node, Node]) -> Node:
     """A node of the backward that computes what one of the forward does, and all that it needs, but for inputs and sizes."""
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+    if node.op != "call_function" or not holds_tensors(node):
         return node
     if node not in copies:
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: _copy(graph, each, copies))

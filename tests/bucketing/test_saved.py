@@ -144,3 +144,33 @@ def test_a_result_that_is_saved_too_has_eagers_strides() -> None:
         (mine[0].sum() + mine[1].sum()).backward()
         (eager[0].sum() + eager[1].sum()).backward()
         assert_close(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_inputs_are_saved_as_the_inputs(dynamic: bool) -> None:
+    """A weight's transpose that the forward gave as a result of its own was a copy of each weight at each step."""
+    net = nn.Sequential(nn.Linear(6, 40), nn.GELU(), nn.Linear(40, 5))
+    table = nn.Parameter(torch.randn(6, 12))
+    given = [*net.parameters(), table]
+    memory = {each.untyped_storage().data_ptr() for each in given}
+
+    def call(x: Tensor) -> Tensor:
+        y = net(x @ table.view(12, 6).t()[:6, 3:9].contiguous())
+        return (y * table.unfold(0, 2, 2).permute(2, 0, 1).flatten()[:5] * table.split(5)[1][0, :5]).sum()
+
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    compiled, x = torch.compile(call, backend="dynaxla", dynamic=dynamic), torch.randn(7, 6)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = compiled(x)
+    # 240 and 200 are the weights' numbers of elements; no activation has so many.
+    assert [
+        each for each in saved if each.numel() in (200, 240) and each.untyped_storage().data_ptr() not in memory
+    ] == []
+    assert sum(each.untyped_storage().data_ptr() in memory for each in saved) >= 2
+    for mine, wanted in zip(torch.autograd.grad(loss, given), torch.autograd.grad(call(x), given), strict=True):
+        assert_close(mine, wanted)
