@@ -1,12 +1,13 @@
-"""Convolutions with channels last; on the CPU, depthwise ones are sums of products, 1x1 ones matrix products."""
+"""Convolutions with channels last; on the CPU, depthwise ones are sums of products, 1x1 ones matrix products, and those of
+groups one of these or a convolution of each group."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,15 @@ MAX_WINDOW_ELEMENTS = 128
 
 MAX_COLUMN_WINDOW = 32
 """A window of more elements is left to XLA: columns of 64 x 1 take longer to gather than the convolution."""
+
+MAX_GROUP_WINDOW = 36
+"""Groups whose windows have more elements, of all the group's channels, are not computed as depthwise convolutions."""
+
+MAX_CONVOLUTIONS = 64
+"""More groups than this are not convolutions of their own: each takes 30 ms to compile."""
+
+MAX_STACKED_PLACES = 256
+"""Groups whose channels have at most this many elements are products of columns, which take a third of the time to compile."""
 
 Edges = Sequence[tuple[int, int]]
 
@@ -37,34 +47,60 @@ def convolve(
 
     On the CPU, XLA's own depthwise convolution takes 8 to 30 times (float64: 5 to 16 times) as long as a sum of products,
     and in float64 it is a product with a matrix that is zero across channels, which spreads NaN or infinity from one channel
-    to all. XLA's 1x1 convolution takes up to twice as long there as the equal matrix product.
+    to all. XLA's 1x1 convolution takes up to twice as long there as the equal matrix product, that of groups 3 to 20 times as
+    long as eager's, and its gradient of the weight 100 to 600 times.
 
     Args:
         edges: zero padding before and after each spatial axis; negative values crop.
         spread: the input's dilation along the spatial axes, for transposed convolutions.
     """
     dims = x.ndim - 2
-    spread = spread or [1] * dims
+    windows = ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread or [1] * dims))
 
-    def whole(x: Array, kernel: Array) -> Array:
+    def whole(x: Array, kernel: Array, groups: int = groups) -> Array:
         space = "DHW"[3 - dims :]
         layout = (f"N{space}C", f"{space}IO", f"N{space}C")
+        spread, dilation = windows.spread, windows.dilation
         return lax.conv_general_dilated(x, kernel, stride, edges, spread, dilation, layout, groups, precision=precision)
 
-    def depthwise(x: Array, kernel: Array) -> Array:
-        return _depthwise(x, kernel, ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread)))
-
-    def pointwise(x: Array, kernel: Array) -> Array:
-        return _product(x, kernel, stride, precision)
-
-    places = math.prod(kernel.shape[:dims])
-    on_cpu = None
-    if groups == 1 and places == 1 and set(spread) == {1} and not any(itertools.chain(*edges)):
-        on_cpu = pointwise
-    elif groups == x.shape[-1] > 1 and places <= MAX_WINDOW_ELEMENTS:
-        on_cpu = depthwise
-    result: Array = whole(x, kernel) if on_cpu is None else lax.platform_dependent(x, kernel, cpu=on_cpu, default=whole)
+    on_cpu = _choose_on_cpu(whole, x, kernel, groups, windows, precision)
+    if on_cpu is whole:
+        return whole(x, kernel)
+    result: Array = lax.platform_dependent(x, kernel, cpu=on_cpu, default=whole)
     return result
+
+
+def _choose_on_cpu(
+    whole: Callable[..., Array],
+    x: Array,
+    kernel: Array,
+    groups: int,
+    windows: ConvolutionWindows,
+    precision: lax.Precision | None,
+) -> Callable[[Array, Array], Array]:
+    """How the CPU computes a convolution of x and kernel: `whole`, which is XLA's own, or as something else."""
+    if groups == 1:
+        is_product = windows.are_points(kernel)
+        return partial(_product, stride=windows.stride, precision=precision) if is_product else whole
+    if _is_by_channels(kernel, windows):
+        return partial(_convolve_channels, windows=windows)
+    places = math.prod(jax.eval_shape(whole, x, kernel).shape[:-1])
+    if places > MAX_STACKED_PLACES and groups <= MAX_CONVOLUTIONS:
+        return partial(_convolve_groups, groups=groups, convolve_one=partial(whole, groups=1))
+    if math.prod(kernel.shape[:-2]) <= MAX_COLUMN_WINDOW:
+        return partial(_multiply_groups, groups=groups, windows=windows, precision=precision)
+    return whole
+
+
+def _is_by_channels(kernel: Array, windows: ConvolutionWindows) -> bool:
+    """Whether a convolution of groups is a sum of depthwise ones: those of few elements in the window, or of one channel.
+
+    Not one of a dilated input, whose zeros would be factors of a gradient's NaN.
+    """
+    *window, inputs, _ = kernel.shape
+    if inputs == 1:
+        return math.prod(window) <= MAX_WINDOW_ELEMENTS
+    return math.prod(window) * inputs <= MAX_GROUP_WINDOW and set(windows.spread) == {1}
 
 
 def convolve_by_columns(
@@ -105,6 +141,35 @@ def has_small_columns(
     return places * (4 if is_permuted else 1) <= weight[0]
 
 
+def _convolve_channels(x: Array, kernel: Array, windows: ConvolutionWindows) -> Array:
+    """A convolution of groups as a sum of depthwise ones: of the first channel of each group, of the second, and so on."""
+    inputs = kernel.shape[-2]
+    if inputs == 1:
+        return _depthwise(x, kernel, windows)
+    channels = x.reshape(*x.shape[:-1], -1, inputs)
+    each = (_depthwise(channels[..., i], kernel[..., i : i + 1, :], windows) for i in range(inputs))
+    return reduce(jnp.add, each)
+
+
+def _convolve_groups(x: Array, kernel: Array, groups: int, convolve_one: Callable[[Array, Array], Array]) -> Array:
+    """A convolution of each group, side by side."""
+    pairs = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
+    return jnp.concatenate([convolve_one(*pair) for pair in pairs], -1)
+
+
+def _multiply_groups(
+    x: Array, kernel: Array, groups: int, windows: ConvolutionWindows, precision: lax.Precision | None
+) -> Array:
+    """A convolution of groups as a stack of products, one for each group: what each window sees, by the group's kernel."""
+    *window, inputs, outputs = kernel.shape
+    stack = jnp.moveaxis(x.reshape(*x.shape[:-1], groups, inputs), -2, 0)
+    seen = jnp.stack([each for _, each in windows.places(stack.reshape(-1, *stack.shape[2:]), window)], -2)
+    columns = seen.reshape(groups, -1, math.prod(window) * inputs)
+    kernels = kernel.reshape(columns.shape[-1], groups, outputs // groups)
+    product = lax.dot_general(columns, kernels, (((2,), (0,)), ((0,), (1,))), precision=precision)
+    return jnp.moveaxis(product, 0, 1).reshape(len(x), *seen.shape[1:-2], outputs)
+
+
 def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Precision | None) -> Array:
     x = x[:, *(slice(None, None, step) for step in stride)]
     rows = x.reshape(-1, x.shape[-1])
@@ -121,6 +186,11 @@ class ConvolutionWindows:
     edges: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     spread: tuple[int, ...]
+
+    def are_points(self, kernel: Array) -> bool:
+        """Whether each place of the result reads one of the input's."""
+        sizes = (*kernel.shape[: len(self.spread)], *self.spread)
+        return set(sizes) == {1} and not any(itertools.chain(*self.edges))
 
     def padded(self, x: Array) -> Array:
         """x, dilated by `spread` and padded by `edges`."""

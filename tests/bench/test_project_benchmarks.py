@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attention_speed, cache_writes, product_speed, random_draws, sort_speed, whole_step
+from benchmarks import (
+    attention_speed,
+    cache_writes,
+    convolution_speed,
+    product_speed,
+    random_draws,
+    sort_speed,
+    whole_step,
+)
 from benchmarks.stream import MODELS, VARY, make_case
 from dynaxla.bench.measure import TimingSettings, measure_case
 
@@ -47,6 +55,7 @@ def test_cases_are_right() -> None:
         next(attention_speed.make_cases(argparse.Namespace(calls=["2,8,4"]))),
         *sort_speed.make_cases(argparse.Namespace(sizes=["8,64"], dtypes=["float32"])),
         *product_speed.make_cases(argparse.Namespace(sizes=["256,512"], rows=[1, 8], dtypes=["float32", "bfloat16"])),
+        *convolution_speed.make_cases(argparse.Namespace(sizes=["1,8,6,2"], window=3)),
         next(cache_writes.make_cases(argparse.Namespace(lengths=[16], layers=1))),
     ]
     for case in cases:

@@ -122,7 +122,11 @@ def test_a_dump_is_compared_in_another_process(tmp_path: Path, monkeypatch: pyte
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     forward, backward, writes = (lines.index([f"{folder.name}:"]) for folder in folders)
-    assert [line[0] for line in lines[forward + 1 : backward]] == ["captured", "transposed_matmul", "dead_code_elimination"]
+    assert [line[0] for line in lines[forward + 1 : backward]] == [
+        "captured",
+        "transposed_matmul",
+        "dead_code_elimination",
+    ]
     assert lines[backward + 1][0] == "captured"
     assert [line[0] for line in lines[writes + 1 :]][:2] == ["captured", "in_place_writes"]
     assert all(float(line[1]) < 1e-6 for line in lines if len(line) > 1), done.stdout

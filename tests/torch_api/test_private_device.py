@@ -428,7 +428,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from dynaxla.torch_api.generators import UntracedDrawError, draw_shards_apart, take_traced_shard
+from dynaxla.torch_api.generators import DRAW_STRIDE, UntracedDrawError, draw_shards_apart, take_traced_shard
 state = torch.tensor([5, 8]).view(torch.uint8)
 def set_state(value, device=None):
     global state
@@ -441,20 +441,29 @@ tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
 offset = lambda: state.view(torch.int64).tolist()
 meta = TensorMeta(torch.Size((3, 2)), (2, 1), torch.float32)
 sharded, replicated = DTensorSpec(mesh, (Shard(0),), meta), DTensorSpec(mesh, (Replicate(),), meta)
+seeds = {5}
 with tracker._distribute_region(sharded):
-    assert offset() == [5, 8 + 2 * 4]
-assert offset() == [5, 8 + 3 * 4]
+    seeds.add(offset()[0])
+    assert offset()[1] == 0
+assert offset() == [5, 8 + DRAW_STRIDE]
+with tracker._distribute_region(sharded):
+    seeds.add(offset()[0])
+after = [5, 8 + 2 * DRAW_STRIDE]
+assert offset() == after and len(seeds) == 3
 with tracker._distribute_region(replicated):
-    assert offset() == [5, 20]
-assert offset() == [5, 24]
+    assert offset() == after
 generator = torch.Generator().manual_seed(3)
-seed = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(3)).item()
 with tracker._distribute_region(sharded, generator):
-    assert offset() == [seed, 2 * 4]
-assert offset() == [5, 24] and not torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
+    seeds.add(offset()[0])
+    assert offset()[1] == 0 and len(seeds) == 4
+drawn = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(3)).item()
+generator.manual_seed(3)
+with tracker._distribute_region(replicated, generator):
+    assert offset() == [drawn, 0]
+assert offset() == after and not torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
 with FakeTensorMode(), tracker._distribute_region(sharded):
     assert take_traced_shard() == 2
-assert take_traced_shard() == 0 and offset() == [5, 24]
+assert take_traced_shard() == 0 and offset() == after
 def untraced(x):
     with tracker._distribute_region(sharded):
         return x.sin()

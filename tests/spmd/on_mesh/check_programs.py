@@ -163,7 +163,7 @@ def test_the_report_names_programs_by_their_shardings(mesh: Mesh) -> None:
         return x * 3
 
     compiled(third)(dynaxla.shard(torch.randn(16, 8), mesh, ("data",)))
-    (line,) = [line for line in dynaxla.report().splitlines() if "third" in line and "arguments" in line]
+    (line,) = [line for line in dynaxla.report().splitlines() if "third" in line and "arguments on" in line]
     assert line.endswith("(arguments on data=2xmodel=4: 1 ('data', None)): no collective")
 
 

@@ -1,0 +1,58 @@
+"""Measures convolutions between two of 1 x 1, compiled and in eager: results alone, and with all gradients.
+
+python -m benchmarks.convolution_speed [--sizes BATCH,CHANNELS,SIDE,GROUPS ...] [--window 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from dynaxla.bench.bench_session import run_cases
+from dynaxla.bench.cases import Case, Run
+
+SIZES = ("1,128,56,32", "1,256,28,32", "1,512,14,32", "8,64,56,8", "8,64,56,2", "8,64,56,1")
+Compute = Callable[[nn.Module, torch.Tensor], object]
+
+
+def infer(net: nn.Module, x: torch.Tensor) -> object:
+    with torch.no_grad():
+        return net(x)
+
+
+def train(net: nn.Module, x: torch.Tensor) -> object:
+    net.zero_grad()
+    net(x).square().mean().backward()
+    return [each.grad for each in net.parameters()]
+
+
+def run(net: nn.Module, x: torch.Tensor, compute: Compute) -> Run:
+    return lambda number: compute(net, x)
+
+
+def run_compiled(net: nn.Module, x: torch.Tensor, compute: Compute) -> Run:
+    return run(torch.compile(net, backend="dynaxla", dynamic=False), x, compute)  # type: ignore[arg-type]
+
+
+def make_cases(given: argparse.Namespace) -> Iterator[Case]:
+    for sizes in given.sizes:
+        batch, channels, side, groups = map(int, sizes.split(","))
+        middle = nn.Conv2d(channels, channels, given.window, padding="same", groups=groups)
+        net = nn.Sequential(nn.Conv2d(64, channels, 1), nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(channels, 64, 1))
+        x = torch.randn(batch, 64, side, side)
+        for name, compute in (("results", infer), ("gradients", train)):
+            ways = {"eager": partial(run, net, x, compute), "dynaxla": partial(run_compiled, net, x, compute)}
+            yield Case(f"{sizes}, {name}", ways)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", nargs="+", default=SIZES, help="batch, channels, height and width, groups")
+    parser.add_argument("--window", type=int, default=3, help="height and width of the window")
+
+
+if __name__ == "__main__":
+    run_cases(__doc__, make_cases, add_arguments)
