@@ -1,18 +1,19 @@
-"""Convolutions with channels last; on the CPU, depthwise ones are sums of products, 1x1 ones matrix products, and those of
-groups one of these or a convolution of each group."""
+"""Convolutions with channels last; on the CPU, depthwise ones are sums of products, 1x1 ones matrix products, those of volumes
+sums of convolutions of planes, and those of groups one of these or a convolution of each group."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dynaxla.ops.convolution_windows import ConvolutionWindows, DilatedAxis
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 
 MAX_WINDOW_ELEMENTS = 128
@@ -57,7 +58,7 @@ def convolve(
     dims = x.ndim - 2
     windows = ConvolutionWindows(tuple(stride), tuple(edges), tuple(dilation), tuple(spread or [1] * dims))
 
-    def whole(x: Array, kernel: Array, groups: int = groups) -> Array:
+    def whole(x: Array, kernel: Array) -> Array:
         space = "DHW"[3 - dims :]
         layout = (f"N{space}C", f"{space}IO", f"N{space}C")
         spread, dilation = windows.spread, windows.dilation
@@ -79,14 +80,20 @@ def _choose_on_cpu(
     precision: lax.Precision | None,
 ) -> Callable[[Array, Array], Array]:
     """How the CPU computes a convolution of x and kernel: `whole`, which is XLA's own, or as something else."""
+    if set(windows.stride) == {1} != set(windows.spread):
+        return partial(_convolve_phases, groups=groups, windows=windows, precision=precision)
+    if groups == 1 and windows.are_points(kernel):
+        return partial(_product, stride=windows.stride, precision=precision)
+    if groups == 1 and len(windows.stride) == 3 and windows.spread[0] == 1:
+        return partial(_convolve_planes, windows=windows, precision=precision)
+    places = math.prod(jax.eval_shape(whole, x, kernel).shape[:-1])
     if groups == 1:
-        is_product = windows.are_points(kernel)
-        return partial(_product, stride=windows.stride, precision=precision) if is_product else whole
+        is_larger = places > math.prod(x.shape[:-1]) and set(windows.spread) == {1}
+        return partial(_convolve_padded, windows=windows, precision=precision) if is_larger else whole
     if _is_by_channels(kernel, windows):
         return partial(_convolve_channels, windows=windows)
-    places = math.prod(jax.eval_shape(whole, x, kernel).shape[:-1])
     if places > MAX_STACKED_PLACES and groups <= MAX_CONVOLUTIONS:
-        return partial(_convolve_groups, groups=groups, convolve_one=partial(whole, groups=1))
+        return partial(_convolve_groups, groups=groups, windows=windows, precision=precision)
     if math.prod(kernel.shape[:-2]) <= MAX_COLUMN_WINDOW:
         return partial(_multiply_groups, groups=groups, windows=windows, precision=precision)
     return whole
@@ -141,6 +148,12 @@ def has_small_columns(
     return places * (4 if is_permuted else 1) <= weight[0]
 
 
+def _convolve(
+    x: Array, kernel: Array, windows: ConvolutionWindows, precision: lax.Precision | None, groups: int = 1
+) -> Array:
+    return convolve(x, kernel, windows.stride, windows.edges, windows.dilation, groups, windows.spread, precision)
+
+
 def _convolve_channels(x: Array, kernel: Array, windows: ConvolutionWindows) -> Array:
     """A convolution of groups as a sum of depthwise ones: of the first channel of each group, of the second, and so on."""
     inputs = kernel.shape[-2]
@@ -151,10 +164,82 @@ def _convolve_channels(x: Array, kernel: Array, windows: ConvolutionWindows) -> 
     return reduce(jnp.add, each)
 
 
-def _convolve_groups(x: Array, kernel: Array, groups: int, convolve_one: Callable[[Array, Array], Array]) -> Array:
+def _convolve_groups(
+    x: Array, kernel: Array, groups: int, windows: ConvolutionWindows, precision: lax.Precision | None
+) -> Array:
     """A convolution of each group, side by side."""
     pairs = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
-    return jnp.concatenate([convolve_one(*pair) for pair in pairs], -1)
+    return jnp.concatenate([_convolve(*pair, windows, precision) for pair in pairs], -1)
+
+
+def _convolve_planes(x: Array, kernel: Array, windows: ConvolutionWindows, precision: lax.Precision | None) -> Array:
+    """A convolution of volumes as a sum, over the window's planes, of convolutions of the planes that each of them sees."""
+    wide = opmath_dtype(torch_dtype(x))
+    along, across = windows.take(slice(1)), windows.take(slice(1, None))
+
+    def convolve_planes(x: Array, kernel: Array) -> Array:
+        planes = _convolve(x.reshape(-1, *x.shape[2:]), kernel, across, precision)
+        return planes.reshape(*x.shape[:2], *planes.shape[1:])
+
+    seen = along.places(cast(x, wide).reshape(*x.shape[:2], math.prod(x.shape[2:])), kernel.shape[:1])
+    planes = (each.reshape(*each.shape[:2], *x.shape[2:]) for _, each in seen)
+    parts = map(convolve_planes, planes, cast(kernel, wide))
+    return cast(reduce(jnp.add, parts), torch_dtype(x))
+
+
+def _convolve_phases(
+    x: Array, kernel: Array, groups: int, windows: ConvolutionWindows, precision: lax.Precision | None
+) -> Array:
+    """A convolution of a dilated input: one of the input itself for each phase of the result's places, side by side.
+
+    XLA's own multiplies zeros, and its gradient of the weight takes 10 to 30 times as long. Where all phases read alike, they
+    are outputs of one convolution.
+    """
+    axes = windows.dilated_axes(x, kernel)
+    ones, steps = (1,) * len(axes), [axis.step for axis in axes]
+
+    def convolve_phase(phases: Sequence[int], kernel: Array) -> Array:
+        edges = tuple(axis.edges(phase) for axis, phase in zip(axes, phases, strict=True))
+        phase_windows = ConvolutionWindows(ones, edges, tuple(axis.apart for axis in axes), ones)
+        return _convolve(x, kernel, phase_windows, precision, groups)
+
+    if all(axis.dilation == 1 and axis.window % axis.step == 0 for axis in axes):
+        result = convolve_phase([0] * len(axes), _merge_phases(kernel, steps))
+    else:
+        size = (len(x), *(axis.stop - axis.start for axis in axes), kernel.shape[-1])
+        parts = []
+        for phases in itertools.product(*map(range, steps)):
+            taps = [axis.taps(phase) for axis, phase in zip(axes, phases, strict=True)]
+            read = kernel[*(slice(each.start, each.stop, each.step) for each in taps)]
+            parts.append(convolve_phase(phases, read) if all(taps) else jnp.zeros(size, x.dtype))
+        result = jnp.stack(parts, -1)
+    return _interleave(result.reshape(*result.shape[: len(axes) + 1], kernel.shape[-1], *steps), axes)
+
+
+def _merge_phases(kernel: Array, steps: Sequence[int]) -> Array:
+    """A kernel [*window, c, o] whose phases are outputs: [*window / steps, c, o * phases]."""
+    *window, inputs, outputs = kernel.shape
+    dims, fewer = len(steps), [size // step for size, step in zip(window, steps, strict=True)]
+    split = kernel.reshape(*itertools.chain(*zip(fewer, steps, strict=True)), inputs, outputs)
+    order = [*range(0, 2 * dims, 2), 2 * dims, 2 * dims + 1, *range(1, 2 * dims, 2)]
+    return jnp.transpose(split, order).reshape(*fewer, inputs, outputs * math.prod(steps))
+
+
+def _interleave(phases: Array, axes: Sequence[DilatedAxis]) -> Array:
+    """Puts phases [n, *space, outputs, *steps] where they belong: [n, *lengths, outputs]."""
+    dims = len(axes)
+    backwards = jnp.flip(phases, range(dims + 2, 2 * dims + 2))
+    order = [0, *itertools.chain(*((1 + dim, dims + 2 + dim) for dim in range(dims))), dims + 1]
+    sizes = [size * axis.step for size, axis in zip(phases.shape[1:], axes, strict=False)]
+    placed = jnp.transpose(backwards, order).reshape(len(phases), *sizes, phases.shape[dims + 1])
+    return placed[:, *(slice(-axis.first, axis.length - axis.first) for axis in axes)]
+
+
+def _convolve_padded(x: Array, kernel: Array, windows: ConvolutionWindows, precision: lax.Precision | None) -> Array:
+    """A convolution whose input is padded before: XLA takes the gradient's image for its window, 20 times as slow, where the
+    result is larger than the input."""
+    padded = replace(windows, edges=((0, 0),) * len(windows.edges))
+    return _convolve(lax.optimization_barrier(windows.padded(x)), kernel, padded, precision)
 
 
 def _multiply_groups(
@@ -176,47 +261,6 @@ def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Prec
     contract = (((1,), (0,)), ((), ()))
     product: Array = lax.dot_general(rows, kernel.reshape(kernel.shape[-2:]), contract, precision=precision)
     return product.reshape(*x.shape[:-1], -1)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionWindows:
-    """The window parameters of a convolution, see `convolve`."""
-
-    stride: tuple[int, ...]
-    edges: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    spread: tuple[int, ...]
-
-    def are_points(self, kernel: Array) -> bool:
-        """Whether each place of the result reads one of the input's."""
-        sizes = (*kernel.shape[: len(self.spread)], *self.spread)
-        return set(sizes) == {1} and not any(itertools.chain(*self.edges))
-
-    def padded(self, x: Array) -> Array:
-        """x, dilated by `spread` and padded by `edges`."""
-        pads = [(before, after, gap - 1) for (before, after), gap in zip(self.edges, self.spread, strict=True)]
-        return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
-
-    def places(self, x: Array, window: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
-        """Yields each position in the window, with the elements of x [n, *space, c] that it reads."""
-        x = self.padded(x)
-        # The offset of the last window's start on each axis: a multiple of the stride, with the whole window in bounds.
-        sizes = zip(x.shape[1:-1], self.dilation, window, self.stride, strict=True)
-        ways = [(n - d * (w - 1) - 1) // s * s for n, d, w, s in sizes]
-        for place in itertools.product(*map(range, window)):
-            first = [p * d for p, d in zip(place, self.dilation, strict=True)]
-            stop = [start + way + 1 for start, way in zip(first, ways, strict=True)]
-            yield place, lax.slice(x, (0, *first, 0), (len(x), *stop, x.shape[-1]), (1, *self.stride, 1))
-
-    def turned(self, space: Sequence[int], seen: Sequence[int], window: Sequence[int]) -> ConvolutionWindows:
-        """The windows of the input gradient: a convolution of the output gradient, of sizes `seen`, with the flipped kernel."""
-        edges = []
-        for size, count, w, s, (before, after), d, gap in zip(
-            space, seen, window, self.stride, self.edges, self.dilation, self.spread, strict=True
-        ):
-            reach, padded = d * (w - 1), before + (size - 1) * gap + 1 + after
-            edges.append((reach - before, padded - after - (count - 1) * s - 1))
-        return ConvolutionWindows(self.spread, tuple(edges), self.dilation, self.stride)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -1,7 +1,8 @@
-"""Convolutions of groups, which the CPU computes as sums of depthwise ones, as a convolution of each group, or as products."""
+"""Convolutions that the CPU computes otherwise than by one of XLA's: those of groups, of volumes, transposed ones."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops import channels_last
+from dynaxla.ops.convolution_windows import ConvolutionWindows
 from tests.lists import quick
 from tests.tolerances import assert_close
 
@@ -26,10 +28,11 @@ CONVOLVE = {
     (3, True): F.conv_transpose3d,
 }
 CHANNELS, GROUPS, PRODUCTS = "_convolve_channels", "_convolve_groups", "_multiply_groups"
+PLANES, PADDED = "_convolve_planes", "_convolve_padded"
 
 
 @dataclass(frozen=True)
-class GroupedConvolution:
+class ConvolutionCase:
     """The input's sizes [n, c, *space], and what is the same along all spatial axes; `outputs` are channels of one group."""
 
     way: str
@@ -57,26 +60,35 @@ class GroupedConvolution:
 
 
 CASES = {
-    "few channels": GroupedConvolution(CHANNELS, (2, 8, 9, 11), 4, 3, 3),
-    "few channels, strided": GroupedConvolution(CHANNELS, (2, 12, 9, 8), 3, 4, 3, stride=2, padding=2),
-    "few channels of a row": GroupedConvolution(CHANNELS, (3, 8, 40), 2, 1, 5, padding=4, dilation=2),
-    "single places": GroupedConvolution(CHANNELS, (2, 12, 5, 5), 3, 2, 1, padding=0),
-    "many places": GroupedConvolution(GROUPS, (2, 16, 12, 13), 2, 3, 3),
-    "many places, strided": GroupedConvolution(GROUPS, (3, 24, 22, 21), 3, 8, 3, stride=2, padding=2, dilation=2),
-    "many places of a volume": GroupedConvolution(GROUPS, (1, 6, 8, 7, 9), 2, 2, 3),
-    "few places": GroupedConvolution(PRODUCTS, (1, 24, 7, 6), 4, 5, 3),
-    "few places, strided": GroupedConvolution(PRODUCTS, (2, 24, 9, 7), 3, 8, 3, stride=3, padding=2, dilation=2),
-    "few places of a volume": GroupedConvolution(PRODUCTS, (1, 6, 4, 5, 3), 3, 2, 3),
-    "few places, large windows": GroupedConvolution(PRODUCTS, (1, 10, 30), 2, 3, 30, padding=3),
-    "many groups": GroupedConvolution(PRODUCTS, (1, 66 * 5, 18, 17), 66, 1, 3),
-    "no images": GroupedConvolution(PRODUCTS, (0, 24, 7, 6), 4, 5, 3),
-    "few places, larger windows": GroupedConvolution("", (1, 4, 60), 2, 2, 40),
+    "few channels": ConvolutionCase(CHANNELS, (2, 8, 9, 11), 4, 3, 3),
+    "few channels, strided": ConvolutionCase(CHANNELS, (2, 12, 9, 8), 3, 4, 3, stride=2, padding=2),
+    "few channels of a row": ConvolutionCase(CHANNELS, (3, 8, 40), 2, 1, 5, padding=4, dilation=2),
+    "single places": ConvolutionCase(CHANNELS, (2, 12, 5, 5), 3, 2, 1, padding=0),
+    "many places": ConvolutionCase(GROUPS, (2, 16, 12, 13), 2, 3, 3),
+    "many places, strided": ConvolutionCase(GROUPS, (3, 24, 22, 21), 3, 8, 3, stride=2, padding=2, dilation=2),
+    "many places of a volume": ConvolutionCase(GROUPS, (1, 6, 8, 7, 9), 2, 2, 3),
+    "few places": ConvolutionCase(PRODUCTS, (1, 24, 7, 6), 4, 5, 3),
+    "few places, strided": ConvolutionCase(PRODUCTS, (2, 24, 9, 7), 3, 8, 3, stride=3, padding=2, dilation=2),
+    "few places of a volume": ConvolutionCase(PRODUCTS, (1, 6, 4, 5, 3), 3, 2, 3),
+    "few places, large windows": ConvolutionCase(PRODUCTS, (1, 10, 30), 2, 3, 30, padding=3),
+    "many groups": ConvolutionCase(PRODUCTS, (1, 66 * 5, 18, 17), 66, 1, 3),
+    "no images": ConvolutionCase(PRODUCTS, (0, 24, 7, 6), 4, 5, 3),
+    "a volume": ConvolutionCase(PLANES, (2, 3, 6, 7, 5), 1, 4, 3),
+    "a volume, strided": ConvolutionCase(PLANES, (1, 3, 9, 8, 7), 1, 2, 3, stride=2, padding=2, dilation=2),
+    "no volumes": ConvolutionCase(PLANES, (0, 3, 6, 7, 5), 1, 4, 3),
+    "a larger result": ConvolutionCase(PADDED, (2, 3, 8, 7), 1, 4, 3, padding=2),
+    "a longer result": ConvolutionCase(PADDED, (2, 3, 30), 1, 4, 2, padding=8, dilation=8),
+    "few places, larger windows": ConvolutionCase("", (1, 4, 60), 2, 2, 40),
 }
 
 
+OF_ALL_DTYPES = ("few channels", "many places", "few places", "a volume", "a larger result")
+DTYPES = [(name, torch.float32) for name in CASES]
+DTYPES += [(name, dtype) for name in OF_ALL_DTYPES for dtype in (torch.float64, torch.bfloat16, torch.float16)]
+
+
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", quick([torch.float32, torch.float64, torch.bfloat16, torch.float16], torch.float32))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), quick(DTYPES, *[(name, torch.float32) for name in OF_ALL_DTYPES]), ids=str)
 def test_results_and_gradients_are_eagers(name: str, dtype: torch.dtype, transposed: bool) -> None:
     case = CASES[name]
     given = case.operands(dtype, transposed)
@@ -92,12 +104,12 @@ def test_results_and_gradients_are_eagers(name: str, dtype: torch.dtype, transpo
 @pytest.mark.parametrize("name", CASES)
 def test_the_way_follows_from_the_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large windows are left to XLA: what each of many sees would be as many times as large as the input."""
-    case, taken = CASES[name], set[str]()
-    for way in (CHANNELS, GROUPS, PRODUCTS):
+    case, taken = CASES[name], list[str]()
+    for way in (CHANNELS, GROUPS, PRODUCTS, PLANES, PADDED):
         compute = getattr(channels_last, way)
 
         def noted(*args: Array, way: str = way, compute: Callable[..., Array] = compute, **given: object) -> Array:
-            taken.add(way)
+            taken.append(way)
             return compute(*args, **given)
 
         monkeypatch.setattr(channels_last, way, noted)
@@ -109,11 +121,11 @@ def test_the_way_follows_from_the_sizes(name: str, monkeypatch: pytest.MonkeyPat
         lambda x, kernel: channels_last.convolve(x, kernel, each[0], [(p, p) for p in each[1]], each[2], case.groups),
         *shapes,
     )
-    assert taken == ({case.way} if case.way else set())
+    assert taken[:1] == ([case.way] if case.way else [])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sizes[0]])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sizes[0] and case.groups > 1])
 def test_what_is_not_finite_stays_in_its_group(name: str, transposed: bool) -> None:
     """A product with a matrix that is zero across groups would spread it to all."""
     case = CASES[name]
@@ -135,3 +147,25 @@ def test_sizes_that_vary(recorder: Recorder) -> None:
         for batch, height, width in ((5, 17, 19), (6, 20, 21), (7, 24, 23)):
             x = torch.randn(batch, 8, height, width)
             assert_close(compiled(x), net(x))
+
+
+def test_dilated_inputs_are_xlas_own() -> None:
+    """At random: the phases of a transposed convolution, also of windows shorter than the step and of edges that crop."""
+    draw, checked = random.Random(0), 0
+    while checked < 60:
+        dims, groups = draw.choice((1, 2)), draw.choice((1, 2))
+        steps, dilation, window, size = ([draw.randint(1, 5) for _ in range(dims)] for _ in range(4))
+        edges = [(draw.randint(-2, 6), draw.randint(-2, 6)) for _ in range(dims)]
+        windows = ConvolutionWindows((1,) * dims, tuple(edges), tuple(dilation), tuple(steps))
+        x, kernel = jax.numpy.ones((2, *size, 2 * groups)), jax.numpy.ones((*window, 2, 3 * groups))
+        if set(steps) == {1} or min(axis.length for axis in windows.dilated_axes(x, kernel)) < 1:
+            continue
+        x, kernel = (jax.numpy.asarray(torch.randn(each.shape).numpy()) for each in (x, kernel))
+        axes = "HW"[2 - dims :]
+        layout, highest = (f"N{axes}C", f"{axes}IO", f"N{axes}C"), jax.lax.Precision.HIGHEST
+        expected = jax.lax.conv_general_dilated(
+            x, kernel, [1] * dims, edges, steps, dilation, layout, groups, precision=highest
+        )
+        actual = channels_last._convolve_phases(x, kernel, groups, windows, highest)
+        assert_close(torch.from_dlpack(actual), torch.from_dlpack(expected))
+        checked += 1
