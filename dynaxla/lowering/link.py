@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, IN_REGION, UNSHARD, read_spec
-from dynaxla.errors import ShardingError
+from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.lowering.call_graph import (
     WORK,
     CallGraph,
@@ -27,6 +26,7 @@ from dynaxla.lowering.call_graph import (
     mlir_type,
 )
 from dynaxla.lowering.locations import define_locations, locate_nodes
+from dynaxla.lowering.mesh_functions import read_constraint, write_for_mesh
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
 from dynaxla.types import TensorSpec
@@ -85,7 +85,7 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
         lowered = functions[call.key]
         given_name, given_text = (lowered.exact_name, lowered.exact) if node in exact else (lowered.name, lowered.text)
         name, text = locate_nodes(given_name, given_text, number)
-        called[name] = _write_region_constraints(text, mesh) if IN_REGION in text else text
+        called[name] = write_for_mesh(text, mesh)
         several = f":{len(call.tensors)}" if len(call.tensors) != 1 else ""
         given = ", ".join(names[operand] for operand in operands)
         assigned = f"%{number}{several} = " if call.tensors else ""
@@ -151,44 +151,7 @@ def _find_constraint(graph: CallGraph, call: OpCall, operands: Sequence[Value], 
         given = _sharding_of_argument(graph, operands[0])
         return None if given is None else given.drop_axis(text)
     (spec,) = call.operands
-    return _read_constraint(text, len(spec.shape), mesh)
-
-
-def _read_constraint(text: str, rank: int, mesh: Mesh) -> Sharding:
-    """The sharding of a value of this rank that a constraint says.
-
-    Raises:
-        ShardingError: it names an axis that the mesh lacks.
-    """
-    sharding = Sharding(mesh, read_spec(text, rank))
-    try:
-        mesh.count([axis for dim in sharding.dims for axis in dim])
-    except ShardingError as error:
-        raise ShardingError(f"constrain(x, {sharding.spec}): {error.explanation}", error.hint) from error
-    return sharding
-
-
-_REGION_CONSTRAINT = re.compile(
-    rf"stablehlo\.custom_call @{re.escape(IN_REGION)}\((?P<operand>%[^)]+)\) "
-    r'.*spec = "(?P<spec>[^"]*)".* -> (?P<type>tensor<\S*>)'
-)
-
-
-def _write_region_constraints(text: str, mesh: Mesh | None) -> str:
-    """A function with the constraints in bodies of `cond` and loops; on one device they give their operands.
-
-    Raises:
-        ShardingError: one names an axis that the mesh lacks.
-    """
-
-    def write(found: re.Match[str]) -> str:
-        operand, spec, its_type = found["operand"], found["spec"], found["type"]
-        if mesh is None:
-            return f"stablehlo.reshape {operand} : ({its_type}) -> {its_type}"
-        sharding = _read_constraint(spec, len(re.findall(r"\d+x", its_type)), mesh)
-        return f"sdy.sharding_constraint {operand} {mlir_sharding(sharding)} : {its_type}"
-
-    return _REGION_CONSTRAINT.sub(write, text)
+    return read_constraint(text, len(spec.shape), mesh)
 
 
 def _sharding_of_argument(graph: CallGraph, value: Value) -> Sharding | None:
