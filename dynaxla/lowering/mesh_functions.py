@@ -1,4 +1,4 @@
-"""Functions of calls as a program on a mesh has them: constraints in their regions, and convolutions that XLA partitions right."""
+"""Functions of calls as a program on a mesh has them: constraints in their regions, and convolutions of whole images."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def _write_region_constraints(text: str, mesh: Mesh | None) -> str:
 def _keep_images_whole(text: str) -> str:
     """A function in whose convolutions no spatial dim is split.
 
-    Where spatial dims are split over some axes of a mesh, XLA's partitioner adds partial sums over all devices, and not over those
-    of the axes that are contracted: results are the true ones times the number of devices along the others. Batches and channels
-    are split as propagation finds it. On a mesh of one axis all devices are the right ones.
+    Where spatial dims are split over some axes of a mesh, XLA's partitioner adds partial sums over all devices, and not only
+    over those of the contracted axes: results are the true ones times the number of devices along the others. Batches and
+    channels are split as propagation finds it. On a mesh of one axis all devices are the right ones.
     """
     made, count = _CONVOLUTION.subn(_keep_image_whole, text)
     if count != text.count("stablehlo.convolution"):
@@ -82,7 +82,9 @@ def _keep_image_whole(found: re.Match[str]) -> str:
     ]
     dims = f"[{found['left_dims']}]x[{found['right_dims']}]->[{found['result_dims']}]"
     types = f"({found['left_type']}, {found['right_type']}) -> {found['type']}"
-    made = f"{name} = stablehlo.convolution({name}_left, {name}_right) dim_numbers = {dims}{found['attributes']} : {types}"
+    made = (
+        f"{name} = stablehlo.convolution({name}_left, {name}_right) dim_numbers = {dims}{found['attributes']} : {types}"
+    )
     return "\n".join([*operands, made, f"{result} = {_constraint(name, found['result_dims'], found['type'])}"])
 
 

@@ -9,17 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import dynaxla
 from dynaxla.device.registration import device_in_use
 
 D = "dynaxla"
 NUMBERS = (300, -3, -300, 65504, 100_000, 10**12, 2.5, 1e5, 1e300, math.inf, -math.inf, math.nan, True)
 DTYPES = (torch.uint8, torch.int8, torch.int32, torch.float16, torch.float32, torch.bool)
-
-
-@pytest.fixture(autouse=True)
-def _device() -> None:
-    dynaxla.use("cpu")
 
 
 def _write(way: str, dtype: torch.dtype, number: float, device: str) -> Tensor:

@@ -71,7 +71,7 @@ def _run_file(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["check_tensors", "check_graphs", "check_programs", "check_serving", "check_checkpoints"]
+    "name", ["check_tensors", "check_graphs", "check_windows", "check_programs", "check_serving", "check_checkpoints"]
 )
 def test_on_a_mesh(name: str) -> None:
     _run_file(name)
