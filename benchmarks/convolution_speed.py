@@ -1,6 +1,9 @@
-"""Measures convolutions between two of 1 x 1, compiled and in eager: results alone, and with all gradients.
+"""Measures convolutions, compiled and in eager: results alone, and with all gradients.
 
-python -m benchmarks.convolution_speed [--sizes BATCH,CHANNELS,SIDE,GROUPS ...] [--window 3]
+    python -m benchmarks.convolution_speed [--sizes BATCH,CHANNELS,SIDE,GROUPS ...] [--window 3]
+        [--patches BATCH,CHANNELS,OUTPUTS,SIDE,WINDOW ...]
+
+Those of `--sizes` are between two of 1 x 1; those of `--patches` are alone, and their windows lie side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dynaxla.bench.bench_session import run_cases
 from dynaxla.bench.cases import Case, Run
 
 SIZES = ("1,128,56,32", "1,256,28,32", "1,512,14,32", "8,64,56,8", "8,64,56,2", "8,64,56,1")
+PATCHES = ("1,3,768,224,16", "8,3,768,224,16", "8,3,96,224,4", "8,192,384,28,2")
 Compute = Callable[[nn.Module, torch.Tensor], object]
 
 
@@ -25,9 +29,8 @@ def infer(net: nn.Module, x: torch.Tensor) -> object:
 
 
 def train(net: nn.Module, x: torch.Tensor) -> object:
-    net.zero_grad()
-    net(x).square().mean().backward()
-    return [each.grad for each in net.parameters()]
+    wanted = [each for each in (x, *net.parameters()) if each.requires_grad]
+    return torch.autograd.grad(net(x).square().mean(), wanted)
 
 
 def run(net: nn.Module, x: torch.Tensor, compute: Compute) -> Run:
@@ -43,14 +46,23 @@ def make_cases(given: argparse.Namespace) -> Iterator[Case]:
         batch, channels, side, groups = map(int, sizes.split(","))
         middle = nn.Conv2d(channels, channels, given.window, padding="same", groups=groups)
         net = nn.Sequential(nn.Conv2d(64, channels, 1), nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(channels, 64, 1))
-        x = torch.randn(batch, 64, side, side)
-        for name, compute in (("results", infer), ("gradients", train)):
-            ways = {"eager": partial(run, net, x, compute), "dynaxla": partial(run_compiled, net, x, compute)}
-            yield Case(f"{sizes}, {name}", ways)
+        yield from cases_of(sizes, net, torch.randn(batch, 64, side, side))
+    for sizes in given.patches:
+        batch, channels, outputs, side, window = map(int, sizes.split(","))
+        net = nn.Conv2d(channels, outputs, window, stride=window)
+        yield from cases_of(f"patches {sizes}", net, torch.randn(batch, channels, side, side, requires_grad=True))
+
+
+def cases_of(name: str, net: nn.Module, x: torch.Tensor) -> Iterator[Case]:
+    for what, compute in (("results", infer), ("gradients", train)):
+        ways = {"eager": partial(run, net, x, compute), "dynaxla": partial(run_compiled, net, x, compute)}
+        yield Case(f"{name}, {what}", ways)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sizes", nargs="+", default=SIZES, help="batch, channels, height and width, groups")
+    parser.add_argument("--sizes", nargs="*", default=SIZES, help="batch, channels, height and width, groups")
+    what = "batch, channels, outputs, height and width, those of the window"
+    parser.add_argument("--patches", nargs="*", default=PATCHES, help=what)
     parser.add_argument("--window", type=int, default=3, help="height and width of the window")
 
 

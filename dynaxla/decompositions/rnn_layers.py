@@ -40,7 +40,8 @@ def _lstm(
     settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
     output, last = _run_layers("lstm", input, states, hidden.shape[2], params, *settings)
     size = hidden.shape[2]
-    return output, last[..., :size].contiguous(), last[..., size:].contiguous()
+    # Not `contiguous`, which gives views of one memory where there is one state.
+    return output, last[..., :size].clone(), last[..., size:].clone()
 
 
 def _rnn(

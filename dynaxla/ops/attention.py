@@ -132,7 +132,7 @@ def _blocks(rows: Sequence[Array], mask: Array | None) -> tuple[Array, list[Arra
 def _join(blocks: Array, length: int) -> Array:
     """[b, h, q, n] of [blocks, b, h, queries per block, n], without the rows that fill up the last block."""
     rows = jnp.moveaxis(blocks, 0, 2)
-    return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])[:, :, :length]
+    return lax.collapse(rows, 2, 4)[:, :, :length]
 
 
 def attention_backward_on_tpu(

@@ -84,6 +84,8 @@ def _choose_on_cpu(
         return partial(_convolve_phases, groups=groups, windows=windows, precision=precision)
     if groups == 1 and windows.are_points(kernel):
         return partial(_product, stride=windows.stride, precision=precision)
+    if groups == 1 and windows.are_patches(kernel):
+        return partial(_multiply_patches, windows=windows, precision=precision)
     if groups == 1 and len(windows.stride) == 3 and windows.spread[0] == 1:
         return partial(_convolve_planes, windows=windows, precision=precision)
     places = math.prod(jax.eval_shape(whole, x, kernel).shape[:-1])
@@ -159,7 +161,7 @@ def _convolve_channels(x: Array, kernel: Array, windows: ConvolutionWindows) -> 
     inputs = kernel.shape[-2]
     if inputs == 1:
         return _depthwise(x, kernel, windows)
-    channels = x.reshape(*x.shape[:-1], -1, inputs)
+    channels = x.reshape(*x.shape[:-1], x.shape[-1] // inputs, inputs)
     each = (_depthwise(channels[..., i], kernel[..., i : i + 1, :], windows) for i in range(inputs))
     return reduce(jnp.add, each)
 
@@ -178,7 +180,7 @@ def _convolve_planes(x: Array, kernel: Array, windows: ConvolutionWindows, preci
     along, across = windows.take(slice(1)), windows.take(slice(1, None))
 
     def convolve_planes(x: Array, kernel: Array) -> Array:
-        planes = _convolve(x.reshape(-1, *x.shape[2:]), kernel, across, precision)
+        planes = _convolve(lax.collapse(x, 0, 2), kernel, across, precision)
         return planes.reshape(*x.shape[:2], *planes.shape[1:])
 
     seen = along.places(cast(x, wide).reshape(*x.shape[:2], math.prod(x.shape[2:])), kernel.shape[:1])
@@ -248,8 +250,8 @@ def _multiply_groups(
     """A convolution of groups as a stack of products, one for each group: what each window sees, by the group's kernel."""
     *window, inputs, outputs = kernel.shape
     stack = jnp.moveaxis(x.reshape(*x.shape[:-1], groups, inputs), -2, 0)
-    seen = jnp.stack([each for _, each in windows.places(stack.reshape(-1, *stack.shape[2:]), window)], -2)
-    columns = seen.reshape(groups, -1, math.prod(window) * inputs)
+    seen = jnp.stack([each for _, each in windows.places(lax.collapse(stack, 0, 2), window)], -2)
+    columns = seen.reshape(groups, len(x) * math.prod(seen.shape[1:-2]), math.prod(window) * inputs)
     kernels = kernel.reshape(columns.shape[-1], groups, outputs // groups)
     product = lax.dot_general(columns, kernels, (((2,), (0,)), ((0,), (1,))), precision=precision)
     return jnp.moveaxis(product, 0, 1).reshape(len(x), *seen.shape[1:-2], outputs)
@@ -257,10 +259,23 @@ def _multiply_groups(
 
 def _product(x: Array, kernel: Array, stride: Sequence[int], precision: lax.Precision | None) -> Array:
     x = x[:, *(slice(None, None, step) for step in stride)]
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     contract = (((1,), (0,)), ((), ()))
     product: Array = lax.dot_general(rows, kernel.reshape(kernel.shape[-2:]), contract, precision=precision)
-    return product.reshape(*x.shape[:-1], -1)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _multiply_patches(x: Array, kernel: Array, windows: ConvolutionWindows, precision: lax.Precision | None) -> Array:
+    """A convolution whose windows lie side by side, as a product of patches by the kernel."""
+    patches, depth = windows.patches(x), math.prod(kernel.shape[:-1])
+    contract = (((1,), (0,)), ((), ()))
+    product: Array = lax.dot_general(
+        patches.reshape(math.prod(patches.shape[: x.ndim - 1]), depth),
+        kernel.reshape(depth, kernel.shape[-1]),
+        contract,
+        precision=precision,
+    )
+    return product.reshape(*patches.shape[: x.ndim - 1], kernel.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -33,6 +33,18 @@ class ConvolutionWindows:
         sizes = (*kernel.shape[: len(self.spread)], *self.spread)
         return set(sizes) == {1} and not any(itertools.chain(*self.edges))
 
+    def are_patches(self, kernel: Array) -> bool:
+        """Whether windows lie side by side: each place of the input is read once at most."""
+        return tuple(kernel.shape[:-2]) == self.stride and {*self.spread, *self.dilation} == {1}
+
+    def patches(self, x: Array) -> Array:
+        """What each of the windows that lie side by side reads of x [n, *space, c]: [n, *places, *window, c]."""
+        x, dims = self.padded(x), len(self.stride)
+        counts = [size // step for size, step in zip(x.shape[1:-1], self.stride, strict=True)]
+        whole = x[:, *(slice(count * step) for count, step in zip(counts, self.stride, strict=True))]
+        split = whole.reshape(len(x), *itertools.chain(*zip(counts, self.stride, strict=True)), x.shape[-1])
+        return jnp.transpose(split, (0, *range(1, 2 * dims, 2), *range(2, 2 * dims + 1, 2), 2 * dims + 1))
+
     def padded(self, x: Array) -> Array:
         """x, dilated by `spread` and padded by `edges`."""
         pads = [(before, after, gap - 1) for (before, after), gap in zip(self.edges, self.spread, strict=True)]

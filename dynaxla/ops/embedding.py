@@ -61,7 +61,7 @@ def embedding_dense_backward(
     grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Array:
     rows = indices.reshape(-1)
-    grads = _wide(grad_output).reshape(rows.shape[0], -1)
+    grads = _wide(grad_output).reshape(rows.shape[0], grad_output.shape[-1])
     if scale_grad_by_freq:
         counts = jnp.zeros(num_weights, grads.dtype).at[rows].add(1)
         grads = grads / counts[rows][:, None]

@@ -80,7 +80,7 @@ def read(x: jax.Array, sizes: Sequence[Size], places: Sequence[jax.Array]) -> ja
         fits = (place >= 0) & (place <= size - 1)
         flat = flat * count + jnp.where(fits, place, jnp.zeros_like(place)).astype(jnp.int64)
         inside = inside & fits
-    rows = x.reshape(x.shape[0], x.shape[1], -1)
+    rows = jax.lax.collapse(x, 2)
     taken = jax.vmap(lambda row, index: row.at[:, index].get(mode="promise_in_bounds"))(rows, flat)
     return jnp.where(inside[:, None], taken, jnp.zeros((), x.dtype))
 
@@ -90,7 +90,7 @@ def weighted_sum(
 ) -> jax.Array:
     """The sum of `read` of each entry of `places` times its (N, P) weight; one gather for all entries."""
     at_once = [jnp.concatenate(parts, axis=1) for parts in zip(*places, strict=True)]
-    taken = read(x, sizes, at_once).reshape(x.shape[0], x.shape[1], len(places), -1)
+    taken = read(x, sizes, at_once).reshape(*x.shape[:2], len(places), places[0][0].shape[1])
     total = taken[:, :, 0] * weights[0][:, None]
     for entry in range(1, len(places)):
         total = total + taken[:, :, entry] * weights[entry][:, None]
@@ -157,7 +157,7 @@ def positions_of(
     grid: jax.Array, sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """For each axis of the image, (N, P): positions, and their derivatives by the grid, which lists the last axis first."""
-    flat = grid.reshape(grid.shape[0], -1, grid.shape[-1])
+    flat = jax.lax.collapse(grid, 1, grid.ndim - 1)
     positions, slopes = [], []
     for axis, size in enumerate(sizes):
         position = to_pixels(flat[..., len(sizes) - 1 - axis], size, align_corners)
@@ -236,6 +236,6 @@ def _sampled_back(
 ) -> Pair:
     positions, slopes = positions_of(widen(grid), sizes, mode, padding_mode, align_corners)
     _, pull_back = jax.vjp(sampler(sizes, mode, padding_mode, align_corners), widen(x), positions)
-    by_image, by_position = pull_back(widen(grad).reshape(x.shape[0], x.shape[1], -1))
+    by_image, by_position = pull_back(jax.lax.collapse(widen(grad), 2))
     by_grid = jnp.stack([g * slope for g, slope in zip(by_position, slopes, strict=True)][::-1], axis=-1)
     return by_image.astype(x.dtype), by_grid.reshape(grid.shape).astype(grid.dtype)

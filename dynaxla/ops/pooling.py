@@ -199,8 +199,8 @@ def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:
     lead = math.prod(x.shape[:-dims])
     flat = jnp.zeros((lead, math.prod(x.shape[-dims:])), wide.dtype)
     rows = jnp.arange(lead)[:, None]
-    places = indices.reshape(lead, -1)
-    return flat.at[rows, places].add(wide.reshape(lead, -1)).reshape(x.shape).astype(x.dtype)
+    by_image = (lead, math.prod(grad.shape[-dims:]))
+    return flat.at[rows, indices.reshape(by_image)].add(wide.reshape(by_image)).reshape(x.shape).astype(x.dtype)
 
 
 def _avg_pool(x: Array, windows: _Windows, count_include_pad: bool, divisor_override: int | None) -> Array:

@@ -91,7 +91,7 @@ def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     if torch_dtype(x) == dtype:
         return x
     if is_complex(x):
-        return view_dtype(view_as_real(x).reshape(*x.shape[:-1], -1), dtype)
+        return view_dtype(lax.collapse(view_as_real(x), x.ndim - 1), dtype)
     if dtype.is_complex:
         return view_as_complex(_in_groups(view_dtype(x, dtype.to_real()), 2))
     raw = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
@@ -99,12 +99,12 @@ def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     ratio = target.itemsize // raw.dtype.itemsize
     bits = lax.bitcast_convert_type(_in_groups(raw, ratio) if ratio > 1 else raw, target)
     if target.itemsize < raw.dtype.itemsize:
-        bits = bits.reshape(*x.shape[:-1], -1)
+        bits = lax.collapse(bits, x.ndim - 1)
     return bits.astype(bool) if dtype == torch.bool else bits
 
 
 def _in_groups(x: jax.Array, width: int) -> jax.Array:
-    return x.reshape(*x.shape[:-1], -1, width)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // width, width)
 
 
 @OPS.op(aten.view_as_real.default, aten.view_as_real_copy.default, pad=views_rules.view_as_real)

@@ -27,10 +27,14 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
+from dynaxla.torch_api.aot import is_overwritten
 from dynaxla.torch_api.dynamo import TorchDynamoException
 from dynaxla.torch_api.generators import UntracedDrawError
 
 logger = logging.getLogger("dynaxla")
+
+_OVERWRITTEN = "it writes to a tensor whose old elements its backward reads, so that eager's backward raises, too"
+_COPY = "write to a copy of the tensor, or compute without gradients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,9 @@ class Boundary:
         """
         if isinstance(error, (DynaxlaError, TorchDynamoException)):
             raise error
-        if isinstance(error, UntracedDrawError):
-            self.leave(FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0]), module)
-            return
-        if isinstance(error, EagerRefusal):
-            self.leave(FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error)), module)
+        known = _known(error, what)
+        if known is not None:
+            self.leave(known, module)
             return
         message = f"{type(error).__name__}: {error}".strip()
         reason = FallbackReason(
@@ -89,6 +91,17 @@ class Boundary:
         self.recorder.add(eager_ops=len(calls))
         self.recorder.note(fallbacks=str(reason))
         logger.warning("%s", reason, exc_info=error)
+
+
+def _known(error: Exception, what: str) -> FallbackReason | None:
+    """The reason of an exception that says what torch or eager does not take; None for an unexpected one."""
+    if isinstance(error, UntracedDrawError):
+        return FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0])
+    if isinstance(error, EagerRefusal):
+        return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error))
+    if is_overwritten(error):
+        return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)
+    return None
 
 
 def _repro(error: Exception, module: GraphModule) -> str | None:

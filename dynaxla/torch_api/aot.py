@@ -32,6 +32,17 @@ _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
 
 
+_OVERWRITTEN = "has been modified by an inplace operation"
+
+
+def is_overwritten(error: Exception) -> bool:
+    """Whether autograd refused a graph's backward since the graph writes to a value that it reads.
+
+    Relies on autograd's words, as its error is a plain RuntimeError.
+    """
+    return isinstance(error, RuntimeError) and _OVERWRITTEN in str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class InputWrite:
     """An input that a graph mutates.

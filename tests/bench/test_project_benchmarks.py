@@ -55,7 +55,7 @@ def test_cases_are_right() -> None:
         next(attention_speed.make_cases(argparse.Namespace(calls=["2,8,4"]))),
         *sort_speed.make_cases(argparse.Namespace(sizes=["8,64"], dtypes=["float32"])),
         *product_speed.make_cases(argparse.Namespace(sizes=["256,512"], rows=[1, 8], dtypes=["float32", "bfloat16"])),
-        *convolution_speed.make_cases(argparse.Namespace(sizes=["1,8,6,2"], window=3)),
+        *convolution_speed.make_cases(argparse.Namespace(sizes=["1,8,6,2"], window=3, patches=["1,3,4,8,2"])),
         next(cache_writes.make_cases(argparse.Namespace(lengths=[16], layers=1))),
     ]
     for case in cases:

@@ -28,7 +28,7 @@ CONVOLVE = {
     (3, True): F.conv_transpose3d,
 }
 CHANNELS, GROUPS, PRODUCTS = "_convolve_channels", "_convolve_groups", "_multiply_groups"
-PLANES, PADDED = "_convolve_planes", "_convolve_padded"
+PLANES, PADDED, PATCHES = "_convolve_planes", "_convolve_padded", "_multiply_patches"
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,17 @@ CASES = {
     "no volumes": ConvolutionCase(PLANES, (0, 3, 6, 7, 5), 1, 4, 3),
     "a larger result": ConvolutionCase(PADDED, (2, 3, 8, 7), 1, 4, 3, padding=2),
     "a longer result": ConvolutionCase(PADDED, (2, 3, 30), 1, 4, 2, padding=8, dilation=8),
+    "patches": ConvolutionCase(PATCHES, (2, 3, 17, 12), 1, 5, 4, stride=4, padding=0),
+    "patches, padded": ConvolutionCase(PATCHES, (2, 3, 14, 11), 1, 5, 3, stride=3, padding=2),
+    "patches of a row": ConvolutionCase(PATCHES, (2, 3, 30), 1, 4, 7, stride=7, padding=0),
+    "patches of a volume": ConvolutionCase(PATCHES, (2, 3, 5, 6, 4), 1, 2, 2, stride=2, padding=0),
+    "no single places": ConvolutionCase("_product", (0, 3, 8, 8), 1, 2, 1, padding=0),
+    "no patches": ConvolutionCase(PATCHES, (0, 3, 8, 8), 1, 2, 2, stride=2, padding=0),
     "few places, larger windows": ConvolutionCase("", (1, 4, 60), 2, 2, 40),
 }
 
 
-OF_ALL_DTYPES = ("few channels", "many places", "few places", "a volume", "a larger result")
+OF_ALL_DTYPES = ("few channels", "many places", "few places", "a volume", "a larger result", "patches")
 DTYPES = [(name, torch.float32) for name in CASES]
 DTYPES += [(name, dtype) for name in OF_ALL_DTYPES for dtype in (torch.float64, torch.bfloat16, torch.float16)]
 
@@ -105,7 +111,7 @@ def test_results_and_gradients_are_eagers(name: str, dtype: torch.dtype, transpo
 def test_the_way_follows_from_the_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large windows are left to XLA: what each of many sees would be as many times as large as the input."""
     case, taken = CASES[name], list[str]()
-    for way in (CHANNELS, GROUPS, PRODUCTS, PLANES, PADDED):
+    for way in (CHANNELS, GROUPS, PRODUCTS, PLANES, PADDED, PATCHES, "_product"):
         compute = getattr(channels_last, way)
 
         def noted(*args: Array, way: str = way, compute: Callable[..., Array] = compute, **given: object) -> Array:

@@ -220,3 +220,22 @@ def test_a_backward_in_eager_reads_what_a_program_saved(name: str, monkeypatch: 
                 result.square().sum().backward()
             gradients.append(given.grad)
         assert_close(*gradients)
+
+
+def test_a_graph_that_eagers_backward_refuses_has_a_reason(recorder: Recorder) -> None:
+    def write(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x * w).sin()
+        x.mul_(2)
+        return y
+
+    for x in (torch.randn(4, 4), torch.randn(8, 4)[::2]):
+        torch._dynamo.reset()
+        w, known = torch.randn(4, 4, requires_grad=True), len(recorder.snapshot().fallbacks)
+        given, reference = x.clone(), x.clone()
+        result = torch.compile(write, backend="dynaxla")(given, w)
+        assert_close(result, write(reference, w))
+        assert_close(given, reference)
+        (line,) = recorder.snapshot().fallbacks[known:]
+        assert ReasonId.SIDE_EFFECT.value in line
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()

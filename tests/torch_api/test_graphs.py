@@ -402,3 +402,21 @@ def test_sources_of_graph_modules_stay_in_torch() -> None:
     assert len(sources) == before
     torch.fx.symbolic_trace(run)
     assert len(sources) > before
+
+
+@boundary("aot.is_overwritten")
+def test_autograd_says_that_a_saved_value_was_written() -> None:
+    def write(x: Tensor, w: Tensor) -> Tensor:
+        y = (x * w).sin()
+        x.mul_(2)
+        return y
+
+    def capture(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        with pytest.raises(RuntimeError) as caught:
+            aot.aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
+        assert aot.is_overwritten(caught.value)
+        assert not aot.is_overwritten(RuntimeError("another"))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(write, backend=capture)(torch.randn(3), torch.randn(3, requires_grad=True))
