@@ -266,7 +266,7 @@ class DeviceModule(ModuleType):
     def empty_cache(self) -> None:
         """PJRT keeps its memory itself."""
 
-    # Random numbers
+    # Random numbers. What makes or reads a state is hidden from Dynamo, which traces functions that run between two graphs.
 
     def manual_seed(self, seed: int) -> None:
         self._generator.manual_seed(int(seed))
@@ -280,11 +280,13 @@ class DeviceModule(ModuleType):
     def initial_seed(self) -> int:
         return self._generator.initial_seed()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def get_rng_state(self, device: DeviceLike = None) -> torch.Tensor:
         """The generator's state, uint8 [16] on the host: a seed and an offset, as CUDA's."""
         self._check(device)
         return self._generator.state()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def set_rng_state(self, new_state: torch.Tensor, device: DeviceLike = None) -> None:
         """
         Raises:

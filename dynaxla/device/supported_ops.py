@@ -14,8 +14,8 @@ from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import OnlyStrided
 from dynaxla.ops.table import OpTable
-from dynaxla.torch_api.overloads import OpOverload, gives_view, is_composite
-from dynaxla.torch_api.private_device import Kernels, aten_ops, get_composite_kernel
+from dynaxla.torch_api.overloads import OpOverload, aten_ops, gives_view, is_composite
+from dynaxla.torch_api.private_device import Kernels, get_composite_kernel
 from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from dynaxla.custom_ops.constrain import CONSTRAIN_LIKE, UNSHARD
 from dynaxla.fx.batched_products import keep_stacks_apart
 from dynaxla.targets.registry import mesh_devices
-from dynaxla.torch_api.aot import PART_OF_JOINT, is_backward, mark_backward
+from dynaxla.torch_api.aot import PART_OF_JOINT, is_backward, mark_backward, written_inputs
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.types import DEVICE_TYPE
 
@@ -76,8 +76,11 @@ class InputPlacement:
         output = graph.output_node()
         returned: Any = output.args[0]
         results = list(returned)
+        written = {primals[place] for place in written_inputs(graph)}
         for place, (primal, wanted) in enumerate(zip(primals, self.differentiated, strict=True), start=num_fwd_outputs):
             gradient = results[place] if place < len(results) else None
+            if primal in written:
+                continue  # else the backward would save it, which autograd refuses of what is written
             if wanted and isinstance(gradient, Node) and isinstance(gradient.meta.get("val"), torch.Tensor):
                 results[place] = _call(graph, output, CONSTRAIN_LIKE, (gradient, primal), gradient.meta["val"])
                 mark_backward(results[place])

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch._prims.rng_prims as rng_prims
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.fx import Graph, Node
@@ -93,6 +94,16 @@ def get_forward_inputs() -> GraphInputs | None:
         for index, result, info in infos
     )
     return GraphInputs(frozenset(found.static_input_indices), writes)
+
+
+def written_inputs(joint: Graph) -> frozenset[int]:
+    """Positions of the inputs whose new values a joint graph returns.
+
+    Relies on `meta["desc"]` of its output, which says what each result is: there is no other analysis yet where it is split.
+    """
+    results = joint.output_node().meta.get("desc", ())
+    written = (each.mutated_input for each in results if isinstance(each, InputMutationAOTOutput))
+    return frozenset(each.idx for each in written if isinstance(each, PlainAOTInput))
 
 
 def box_function(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:

@@ -5,7 +5,7 @@ Relies on `OpOverload._schema` and `OpOverload._opname`, which TorchScript's sch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -111,3 +111,17 @@ def overloads_named(prefix: str) -> Iterator[OpOverload]:
             namespace, _, rest = name.partition("::")
             packet, _, overload = rest.partition(".")
             yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def aten_ops() -> Mapping[str, OpOverload]:
+    """Returns all overloads of ATen by name. Relies on `torch._C._dispatch_get_all_op_names`."""
+    found = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        if namespace == "aten":
+            packet, _, overload = rest.partition(".")
+            ops = getattr(torch.ops.aten, packet, None)
+            op = getattr(ops, overload or "default", None)
+            if op is not None:
+                found[rest] = op
+    return found

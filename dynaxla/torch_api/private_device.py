@@ -19,7 +19,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from torch.utils.dlpack import DLDeviceType
 
 from dynaxla.torch_api.backward_passes import Guard
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, aten_ops
 from dynaxla.torch_api.pytree import tree_leaves
 
 _ATTRIBUTE = "_dynaxla_memory"
@@ -29,12 +29,16 @@ _create = torch._C._acc.create_empty_tensor
 _storage = torch._C._construct_storage_from_data_pointer
 
 
-def _kernel(op: OpOverload, key: DispatchKey) -> Callable[..., Any]:
+class _TorchKernel(partial[Any]):
+    """A kernel of torch's own, which runs no Python code."""
+
+
+def _kernel(op: OpOverload, key: DispatchKey) -> _TorchKernel:
     """Returns torch's kernel of an op for a dispatch key. Calls skip the checks of the arguments' devices and Python dispatch.
 
     Relies on `redispatch_boxed` of an overload's handle, `OpOverload._handle`.
     """
-    return partial(op._handle.redispatch_boxed, torch._C.DispatchKeySet(key))
+    return _TorchKernel(op._handle.redispatch_boxed, torch._C.DispatchKeySet(key))
 
 
 _cpu_set = _kernel(torch.ops.aten.set_.source_Storage_storage_offset, DispatchKey.CPU)
@@ -205,7 +209,7 @@ class Kernels:
 
     def add_autocast(self, op: OpOverload, kernel: Callable[..., Any]) -> None:
         """Registers an op's kernel under autocast."""
-        self._ops.impl(op, kernel, _AUTOCAST_KEY)
+        self._ops.impl(op, _hide_from_dynamo(kernel), _AUTOCAST_KEY)
 
     def end_autocast(self) -> None:
         """Has autocast not affect any other op."""
@@ -251,8 +255,8 @@ class Kernels:
 
 
 def _hide_from_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Hides a kernel from Dynamo, except torch's own: they run no Python code, and hiding costs more time than they take."""
-    return kernel if isinstance(kernel, partial) else torch.compiler.disable(kernel)
+    """Hides a kernel from Dynamo, except torch's own: hiding costs more time than they take."""
+    return kernel if isinstance(kernel, _TorchKernel) else torch.compiler.disable(kernel)
 
 
 def give_storages(resize: Callable[[Any, int], int]) -> None:
@@ -364,7 +368,7 @@ def set_printer(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def write(tensor: torch.Tensor, indent: int) -> str:
         return written(moved(tensor) if tensor.device.type == get_registered_device_type() else tensor, indent)  # type: ignore[no-any-return]
 
-    torch._tensor_str._tensor_str = write
+    torch._tensor_str._tensor_str = torch.compiler.disable(write)
 
 
 @contextmanager
@@ -384,17 +388,3 @@ def trace_as_captured() -> Iterator[None]:
             yield
     finally:
         fake_logger.disabled = was
-
-
-def aten_ops() -> Mapping[str, OpOverload]:
-    """Returns all overloads of ATen by name. Relies on `torch._C._dispatch_get_all_op_names`."""
-    found = {}
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
-        if namespace == "aten":
-            packet, _, overload = rest.partition(".")
-            ops = getattr(torch.ops.aten, packet, None)
-            op = getattr(ops, overload or "default", None)
-            if op is not None:
-                found[rest] = op
-    return found

@@ -18,8 +18,7 @@ from dynaxla.device.argument_checks import MOST_PLACES, check_of
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.registration import device_in_use
 from dynaxla.device.storage import storage_of
-from dynaxla.torch_api.overloads import OpOverload, parameters
-from dynaxla.torch_api.private_device import aten_ops
+from dynaxla.torch_api.overloads import OpOverload, aten_ops, parameters
 from tests.lists import quick
 
 D = "dynaxla"

@@ -15,8 +15,7 @@ from torch.testing._internal.common_methods_invocations import (
 )
 
 from dynaxla.torch_api.mutation_schema import find_written_parameters, version_counter_of
-from dynaxla.torch_api.overloads import is_composite
-from dynaxla.torch_api.private_device import aten_ops
+from dynaxla.torch_api.overloads import aten_ops, is_composite
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten

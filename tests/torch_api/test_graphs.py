@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
@@ -420,3 +421,21 @@ def test_autograd_says_that_a_saved_value_was_written() -> None:
 
     torch._dynamo.reset()
     torch.compile(write, backend=capture)(torch.randn(3), torch.randn(3, requires_grad=True))
+
+
+@boundary("aot.written_inputs")
+def test_a_joint_graph_says_which_inputs_it_writes_to() -> None:
+    def write(w: Tensor, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, w, max_norm=1.0)
+
+    written: list[frozenset[int]] = []
+
+    def split(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        written.append(aot.written_inputs(joint.graph))
+        return aot.default_partition(joint, inputs, **how)
+
+    backend = aot.aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=split)
+    torch._dynamo.reset()
+    torch.compile(write, backend=backend)(torch.randn(3, 2, requires_grad=True), torch.tensor([1]))
+    torch.compile(lambda w: w.sin(), backend=backend)(torch.randn(3, requires_grad=True))
+    assert [len(each) for each in written] == [1, 0]

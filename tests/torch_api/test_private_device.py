@@ -12,7 +12,16 @@ import torch
 from torch import nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from dynaxla.torch_api import autocast_lists, fakes, frames, mutation_schema, private_device, symbols, tracing
+from dynaxla.torch_api import (
+    autocast_lists,
+    fakes,
+    frames,
+    mutation_schema,
+    overloads,
+    private_device,
+    symbols,
+    tracing,
+)
 from dynaxla.torch_api.fakes import FakeTensorMode
 from dynaxla.torch_api.tracing import TorchDispatchMode, trace_calls
 from tests.torch_api.boundary import boundary
@@ -207,9 +216,9 @@ def test_schemas_say_what_is_written() -> None:
     assert mutation_schema.find_returned_parameters(aten.add.Tensor) == (None,)
 
 
-@boundary("private_device.aten_ops", "private_device.trace_as_captured", "tracing.trace_calls", "frames.user_line")
+@boundary("overloads.aten_ops", "private_device.trace_as_captured", "tracing.trace_calls", "frames.user_line")
 def test_calls_are_traced() -> None:
-    assert private_device.aten_ops()["add.Tensor"] is aten.add.Tensor
+    assert overloads.aten_ops()["add.Tensor"] is aten.add.Tensor
     with private_device.trace_as_captured(), FakeTensorMode():
         graph = trace_calls(lambda x: x * 2 + 1, [torch.empty(2, 3)], {}).graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]

@@ -197,6 +197,18 @@ def test_constraints_in_regions(mesh: Mesh, function: Callable[..., Tensor]) -> 
         f(made, ("modle",))
 
 
+def test_a_parameter_that_the_forward_writes_to(mesh: Mesh) -> None:
+    table, ids = torch.randn(6, 8) * 3, torch.tensor([[0, 1], [2, 5]])
+    there = dynaxla.shard(table, mesh, (None, "model")).requires_grad_()
+    table.requires_grad_()
+    expected = F.embedding(ids, table, max_norm=1.0)
+    got = compiled(lambda w, i: F.embedding(i, w, max_norm=1.0))(there, ids.to("dynaxla"))
+    assert_close(got.cpu(), expected)
+    assert_close(there.detach().cpu(), table.detach())
+    (mine,), (theirs,) = (torch.autograd.grad(y.square().sum(), w) for y, w in ((got, there), (expected, table)))
+    assert_close(mine.cpu(), theirs)
+
+
 def test_the_gradient_of_a_constraint_in_a_branch(mesh: Mesh) -> None:
     x = torch.randn(16, 8)
     made, host = dynaxla.shard(x, mesh, ("data",)).requires_grad_(), x.clone().requires_grad_()
