@@ -1,8 +1,9 @@
-"""Functions of calls as a program on a mesh has them: constraints in their regions, and convolutions of whole images."""
+"""Functions of calls as a program on a mesh has them: constraints in regions, and dims that are not split of some ops."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from dynaxla.custom_ops.constrain import IN_REGION, read_spec
 from dynaxla.errors import ShardingError
@@ -18,6 +19,10 @@ _CONVOLUTION = re.compile(
     r"dim_numbers = \[(?P<left_dims>[^\]]*)\]x\[(?P<right_dims>[^\]]*)\]->\[(?P<result_dims>[^\]]*)\]"
     r"(?P<attributes>.*) : \((?P<left_type>tensor<\S+>), (?P<right_type>tensor<\S+>)\) -> (?P<type>tensor<\S+>)"
 )
+_FOURIER = re.compile(
+    r"(?P<result>%\w+) = stablehlo\.fft (?P<operand>%[\w#]+), (?P<attributes>type = \w+, length = \[(?P<lengths>[^\]]*)\]) "
+    r": \((?P<operand_type>tensor<\S+>)\) -> (?P<type>tensor<\S+>)"
+)
 
 
 def write_for_mesh(text: str, mesh: Mesh | None) -> str:
@@ -30,6 +35,8 @@ def write_for_mesh(text: str, mesh: Mesh | None) -> str:
         text = _write_region_constraints(text, mesh)
     if mesh is not None and sum(size > 1 for size in mesh.shape) > 1 and "stablehlo.convolution" in text:
         text = _keep_images_whole(text)
+    if mesh is not None and "stablehlo.fft" in text:
+        text = _replace_all(_FOURIER, _keep_signal_whole, "stablehlo.fft", text)
     return text
 
 
@@ -67,9 +74,13 @@ def _keep_images_whole(text: str) -> str:
     over those of the contracted axes: results are the true ones times the number of devices along the others. Batches and
     channels are split as propagation finds it. On a mesh of one axis all devices are the right ones.
     """
-    made, count = _CONVOLUTION.subn(_keep_image_whole, text)
-    if count != text.count("stablehlo.convolution"):
-        raise AssertionError(f"convolutions in another form than expected: {text}")
+    return _replace_all(_CONVOLUTION, _keep_image_whole, "stablehlo.convolution", text)
+
+
+def _replace_all(form: re.Pattern[str], write: Callable[[re.Match[str]], str], op: str, text: str) -> str:
+    made, count = form.subn(write, text)
+    if count != text.count(op):
+        raise AssertionError(f"{op} in another form than expected: {text}")
     return made
 
 
@@ -86,6 +97,18 @@ def _keep_image_whole(found: re.Match[str]) -> str:
         f"{name} = stablehlo.convolution({name}_left, {name}_right) dim_numbers = {dims}{found['attributes']} : {types}"
     )
     return "\n".join([*operands, made, f"{result} = {_constraint(name, found['result_dims'], found['type'])}"])
+
+
+def _keep_signal_whole(found: re.Match[str]) -> str:
+    """A Fourier transform along dims that are not split: XLA's CPU client refuses the layouts that it gives operands there."""
+    result, name = found["result"], f"%of_{found['result'][1:]}"
+    transformed = len(found["lengths"].split(","))
+    operand_type, its_type = found["operand_type"], found["type"]
+    rank = len(re.findall(r"\d+x", its_type))
+    dims = ", ".join(["b"] * (rank - transformed) + ["0"] * transformed)
+    given = f"{name}_operand = {_constraint(found['operand'], dims, operand_type)}"
+    made = f"{name} = stablehlo.fft {name}_operand, {found['attributes']} : ({operand_type}) -> {its_type}"
+    return "\n".join([given, made, f"{result} = {_constraint(name, dims, its_type)}"])
 
 
 def _constraint(value: str, dims: str, its_type: str) -> str:

@@ -1,4 +1,4 @@
-"""Ops that slide windows over images which a mesh splits along height and width: results and gradients with eager's numbers."""
+"""Windows over images, and spectra of them, which a mesh splits along height and width: eager's results and gradients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ import dynaxla
 from dynaxla.mesh import Mesh
 from tests.tolerances import assert_close
 
+
+class Spectrum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.hfft2(x)
+
+
 IMAGES = (4, 8, 16, 16)
 NETS: Mapping[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "3 x 3": lambda: (nn.Conv2d(8, 12, 3, padding=1), IMAGES),
@@ -28,6 +34,7 @@ NETS: Mapping[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "largest": lambda: (nn.MaxPool2d(3, 2, 1), IMAGES),
     "mean": lambda: (nn.AvgPool2d(3, 2, 1), IMAGES),
     "reflected": lambda: (nn.ReflectionPad2d(2), IMAGES),
+    "spectrum": lambda: (Spectrum(), IMAGES),
     "upsampled": lambda: (nn.Upsample(scale_factor=2, mode="bilinear"), IMAGES),
 }
 SPECS = ((None, None, "data"), ("model", None, "data"), (None, "model", "data"), (None, None, "data", "model"))
