@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 import threading
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from dynaxla import device
 from dynaxla.custom_ops.process_collectives import PERMUTE_TENSOR
 from dynaxla.device.autocast import register_autocast
 from dynaxla.device.compiled_graphs import DeviceClient
@@ -34,7 +36,7 @@ from dynaxla.runtime_state import process
 from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.c10d import has_process_groups, keep_permutations, keep_used_parameters_on_host, register_backend
-from dynaxla.torch_api.dynamo import leave_streams_to_python, mark_calls_in_profiles_alone
+from dynaxla.torch_api.dynamo import leave_modules_to_python, leave_streams_to_python, mark_calls_in_profiles_alone
 from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
 from dynaxla.torch_api.module_conversions import keep_parameters, move_states_of_fsdp
@@ -190,6 +192,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     use_cpu_meta_kernels()
     run_backward_in_caller()
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
+    leave_modules_to_python(_untraced_modules())
     mark_calls_in_profiles_alone()
     answer_for_accelerator(module)
     set_printer(lambda tensor: tensor.detach().cpu())
@@ -247,6 +250,13 @@ def _client(platform: str, devices: int | None) -> PjrtClient:
     if count > 1 or (processes is not None and not _names_one(platform)):
         client.read_sharded_by(MeshDevices(client))
     return client
+
+
+def _untraced_modules() -> list[str]:
+    """What Dynamo is not to trace: that works on buffers, JAX's included. What users ask of `torch.dynaxla` is traced, as
+    numbers."""
+    of_device = (module.name for module in pkgutil.iter_modules(device.__path__, f"{device.__name__}."))
+    return ["dynaxla.runtime", "jax", *(name for name in of_device if name != DeviceModule.__module__)]
 
 
 def _names_one(platform: str) -> bool:

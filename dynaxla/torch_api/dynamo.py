@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import CodeType
@@ -165,6 +165,16 @@ class _Streams(dict[torch.device, torch.Stream]):
 def is_left_to_python(function: Callable[..., Any]) -> bool:
     """Whether Dynamo skips a function, such as all code of torch.nn. Relies on `trace_rules.check`."""
     return trace_rules.check(function)
+
+
+def leave_modules_to_python(names: Iterable[str]) -> None:
+    """Has Dynamo run the functions of these modules, and of packages with all their modules, as they are: one that is called
+    in a compiled function breaks its graph, and between two graphs none is traced.
+
+    Relies on `trace_rules.add`.
+    """
+    for name in names:
+        trace_rules.add(name)
 
 
 def backend_of(compiled: Any) -> Any:

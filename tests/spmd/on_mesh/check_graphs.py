@@ -197,6 +197,15 @@ def test_constraints_in_regions(mesh: Mesh, function: Callable[..., Tensor]) -> 
         f(made, ("modle",))
 
 
+def test_shards_are_made_between_graphs(mesh: Mesh) -> None:
+    """Dynamo breaks the graph there, and traces neither this package's functions nor JAX's."""
+    torch._dynamo.reset()
+    x = torch.randn(8, 4)
+    got = torch.compile(lambda x: dynaxla.shard(x * 2, mesh, ("data",)).sin(), backend="dynaxla")(x)
+    assert_close(got.cpu(), (x * 2).sin())
+    assert spec_of(got) == ("data", None)
+
+
 def test_a_parameter_that_the_forward_writes_to(mesh: Mesh) -> None:
     table, ids = torch.randn(6, 8) * 3, torch.tensor([[0, 1], [2, 5]])
     there = dynaxla.shard(table, mesh, (None, "model")).requires_grad_()
