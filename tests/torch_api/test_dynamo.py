@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -290,22 +288,6 @@ class _Own(nn.Module):
 def test_code_of_torch_nn_is_left_to_python() -> None:
     assert dynamo.is_left_to_python(nn.Sequential.forward)
     assert not dynamo.is_left_to_python(_Own.forward)
-
-
-@boundary("dynamo.leave_modules_to_python")
-def test_modules_are_left_to_python() -> None:
-    """In a process of its own, as nothing takes them back."""
-    script = """
-import torch
-from dynaxla import mesh
-from dynaxla.torch_api import dynamo
-from dynaxla.lowering import link
-
-assert not dynamo.is_left_to_python(mesh.parse_dims) and not dynamo.is_left_to_python(link.link)
-dynamo.leave_modules_to_python(["dynaxla.mesh", "dynaxla.lowering"])
-assert dynamo.is_left_to_python(mesh.parse_dims) and dynamo.is_left_to_python(link.link)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @boundary("modules.compiled_call", "modules.has_hooks")
