@@ -79,8 +79,7 @@ class InputPlacement:
         written = {primals[place] for place in written_inputs(graph)}
         for place, (primal, wanted) in enumerate(zip(primals, self.differentiated, strict=True), start=num_fwd_outputs):
             gradient = results[place] if place < len(results) else None
-            if primal in written:
-                continue  # else the backward would save it, which autograd refuses of what is written
+            wanted = wanted and primal not in written  # the backward would save it, which autograd refuses
             if wanted and isinstance(gradient, Node) and isinstance(gradient.meta.get("val"), torch.Tensor):
                 results[place] = _call(graph, output, CONSTRAIN_LIKE, (gradient, primal), gradient.meta["val"])
                 mark_backward(results[place])

@@ -32,7 +32,6 @@ PART_OF_JOINT = "partitioner_tag"
 _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
 
-
 _OVERWRITTEN = "has been modified by an inplace operation"
 
 
