@@ -26,6 +26,7 @@ from dynaxla.ops.promotion import (
 )
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
+from dynaxla.ops.vector_functions import atan2, on_cpu
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -125,7 +126,7 @@ OPS.op(aten.maximum.default, dtypes=REAL)(elementwise(jnp.maximum))
 OPS.op(aten.minimum.default, dtypes=REAL)(elementwise(jnp.minimum))
 OPS.op(aten.fmax.default, dtypes=REAL)(elementwise(jnp.fmax))
 OPS.op(aten.fmin.default, dtypes=REAL)(elementwise(jnp.fmin))
-OPS.op(aten.atan2.default, dtypes=REAL)(inexact_elementwise(jnp.arctan2))
+OPS.op(aten.atan2.default, dtypes=REAL)(inexact_elementwise(on_cpu(atan2, jnp.arctan2)))
 OPS.op(aten.hypot.default, dtypes=FLOATS)(elementwise(jnp.hypot))
 _NO_MAGNITUDE = Finding(Verdict.WRONG, INTEGERS, "the magnitude of the least number is taken before it is a float")
 OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(_NO_MAGNITUDE,))(inexact_elementwise(jnp.copysign))

@@ -5,7 +5,7 @@ elements topk, kthvalue and median return the index of.
 
 XLA's CPU client sorts one operand of integers in a tenth of the time of a pair of elements and places, which it also compares
 by a slower order where the elements are floats. There, elements are sorted by keys: whole numbers that hold an element and
-its place. `python -m benchmarks.sort_speed` measures sorts.
+its place. `python -m benchmarks.op_speed` measures sorts.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
+from dynaxla.ops import vector_functions
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.vector_functions import on_cpu
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -68,12 +70,12 @@ OPS.op(aten.log10.default)(inexact_elementwise(jnp.log10))
 OPS.op(aten.log1p.default)(inexact_elementwise(jnp.log1p))
 OPS.op(aten.sqrt.default)(inexact_elementwise(_read_zeros("imag", jnp.sqrt)))
 OPS.op(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
-OPS.op(aten.sin.default)(inexact_elementwise(jnp.sin))
-OPS.op(aten.cos.default)(inexact_elementwise(jnp.cos))
-OPS.op(aten.tan.default)(inexact_elementwise(jnp.tan))
+OPS.op(aten.sin.default)(inexact_elementwise(on_cpu(vector_functions.sin, jnp.sin)))
+OPS.op(aten.cos.default)(inexact_elementwise(on_cpu(vector_functions.cos, jnp.cos)))
+OPS.op(aten.tan.default)(inexact_elementwise(on_cpu(vector_functions.tan, jnp.tan)))
 OPS.op(aten.asin.default)(inexact_elementwise(_read_zeros("imag", jnp.arcsin)))
 OPS.op(aten.acos.default)(inexact_elementwise(_read_zeros("imag", jnp.arccos, -1)))
-OPS.op(aten.atan.default)(inexact_elementwise(_read_zeros("real", jnp.arctan)))
+OPS.op(aten.atan.default)(inexact_elementwise(on_cpu(vector_functions.atan, _read_zeros("real", jnp.arctan))))
 OPS.op(aten.sinh.default)(inexact_elementwise(jnp.sinh))
 OPS.op(aten.cosh.default)(inexact_elementwise(jnp.cosh))
 OPS.op(aten.tanh.default)(inexact_elementwise(jnp.tanh))

@@ -15,9 +15,9 @@ from benchmarks import (
     attention_speed,
     cache_writes,
     convolution_speed,
+    op_speed,
     product_speed,
     random_draws,
-    sort_speed,
     whole_step,
 )
 from benchmarks.stream import MODELS, VARY, make_case
@@ -53,7 +53,7 @@ def test_cases_are_right() -> None:
         *whole_step.make_cases(argparse.Namespace(nets=["mlp-32"])),
         *(case for case in random_draws.make_cases(argparse.Namespace(elements=1024)) if case.name == "dropout"),
         next(attention_speed.make_cases(argparse.Namespace(calls=["2,8,4"]))),
-        *sort_speed.make_cases(argparse.Namespace(sizes=["8,64"], dtypes=["float32"])),
+        *op_speed.make_cases(argparse.Namespace(ops=["sort", "sin", "pow"], sizes=["8,64"], dtypes=["float32"])),
         *product_speed.make_cases(argparse.Namespace(sizes=["256,512"], rows=[1, 8], dtypes=["float32", "bfloat16"])),
         *convolution_speed.make_cases(argparse.Namespace(sizes=["1,8,6,2"], window=3, patches=["1,3,4,8,2"])),
         next(cache_writes.make_cases(argparse.Namespace(lengths=[16], layers=1))),

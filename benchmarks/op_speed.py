@@ -1,6 +1,7 @@
-"""Measures sorts, largest elements and medians, compiled and in eager.
+"""Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
+trigonometric functions and powers.
 
-    python -m benchmarks.sort_speed [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
+    python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
 A row of 49,152 is what a token is chosen from.
 """
@@ -22,6 +23,10 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(-1)[0],
     "largest": lambda x: x.topk(max(1, x.shape[-1] // 16))[0],
     "median": lambda x: x.median(-1)[0],
+    "sin": torch.sin,
+    "tan": torch.tan,
+    "atan2": lambda x: torch.atan2(x, x + 1),
+    "pow": lambda x: x.abs() ** 2.5,
 }
 
 
@@ -37,12 +42,14 @@ def make_cases(given: argparse.Namespace) -> Iterator[Case]:
     for dtype in given.dtypes:
         for sizes in given.sizes:
             x = torch.randn([*map(int, sizes.split(","))]).to(getattr(torch, dtype))
-            for name, function in CALLS.items():
+            for name in given.ops:
+                function = CALLS[name]
                 ways = {"eager": partial(run, function, x), "dynaxla": partial(run_compiled, function, x)}
                 yield Case(f"{name} {sizes} {dtype}", ways)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ops", nargs="+", choices=CALLS, default=list(CALLS))
     parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--dtypes", nargs="+", default=("float32",))
 
