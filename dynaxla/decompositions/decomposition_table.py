@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
+from dynaxla.decompositions.eager_strides import stride_decompositions
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
@@ -81,7 +82,9 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    return {**rewrites, **EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **GPU_DECOMPOSITIONS}  # type: ignore[dict-item]
+    own = {**EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **GPU_DECOMPOSITIONS}
+    chosen: dict[OpOverload, Decomposition] = {**rewrites, **own}  # type: ignore[dict-item]
+    return {**chosen, **stride_decompositions(chosen)}
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES, call_as_eager
+from dynaxla.decompositions.eager_strides import eager_strides, memory_format_of
 from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.device.op_call import DEVICE, HOST, LIST, NUMBER, PLAIN, TENSOR, OpInvocation, Part, leaf_parts
 from dynaxla.device.scalar_arguments import FILLS, number_dtype
@@ -20,27 +21,10 @@ from dynaxla.fx.permutations import invert_permutation, is_dense
 from dynaxla.torch_api.fakes import FakeTensorMode, make_fake, make_uncached_mode, mode_of
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.private_device import trace_as_captured
-from dynaxla.torch_api.pytree import tree_map_only
 from dynaxla.torch_api.tracing import accept_symbolic_sizes, pause_tracing, run_fake_kernel, trace_calls
 from dynaxla.types import TensorSpec
 
 aten = torch.ops.aten
-
-_AS_INPUT: Mapping[OpOverload, int] = {
-    **dict.fromkeys((aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default), 0),
-    **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), 0),
-    **dict.fromkeys((aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default), 1),
-    **dict.fromkeys((aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default), 1),
-}
-"""Ops whose results on the CPU have the memory format of an argument, unknown to torch's fake kernels; by its place."""
-
-_ROW_MAJOR = frozenset(
-    (
-        *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),
-        aten.nll_loss2d_forward.default,
-    )
-)
-"""Ops whose results on the CPU are row-major, whatever torch's fake kernels say."""
 
 
 class Untraceable(Exception):
@@ -332,20 +316,12 @@ def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs:
         results = run_fake_kernel(typed, args, kwargs)
         if function is aten.normal.Tensor_Tensor:  # of whose result torch's fake kernel promotes the dtype
             results = results.to(args[0].dtype)
-        if isinstance(function, OpOverload) and (function in _AS_INPUT or function in _ROW_MAJOR):
-            memory_format = (
-                _memory_format(args[_AS_INPUT[function]]) if function in _AS_INPUT else torch.contiguous_format
-            )
-            return tree_map_only(torch.Tensor, lambda each: each.contiguous(memory_format=memory_format), results)
-        return results
-
-
-def _memory_format(x: torch.Tensor) -> torch.memory_format:
-    """The channels-last format of a tensor that is dense in it and not row-major; else the row-major one."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if channels_last is None or x.is_contiguous() or not x.is_contiguous(memory_format=channels_last):
-        return torch.contiguous_format
-    return channels_last
+        strides = None if results is None else eager_strides(function, results, args)
+        if strides is None:
+            return results
+        first, *others = results if isinstance(results, (list, tuple)) else [results]
+        laid_out = _like(first, strides)
+        return (laid_out, *others) if isinstance(results, (list, tuple)) else laid_out
 
 
 def _match_results(made: Any, expected: Any) -> Any:
@@ -362,7 +338,7 @@ def _with_strides(value: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     with pause_tracing():
         if value.shape != expected.shape or not is_dense(expected):
             return value
-        memory_format = _memory_format(expected)
+        memory_format = memory_format_of(expected)
         if memory_format is not torch.contiguous_format:  # with the strides of dims of one element, too
             expected = torch.empty_like(expected, memory_format=memory_format)
         if value.stride() == expected.stride():

@@ -28,24 +28,24 @@ from tests.tolerances import assert_close
 from tests.zoo.registry import find
 
 aten = torch.ops.aten
-SINE = frozenset({aten.sin.default})
+ASINH = frozenset({aten.asinh.default})
 
 
-class DiesOfSines(LoweringWorker):
-    """Its child aborts, as torch-mlir does, on every module that holds a sine."""
+class DiesOfAsinh(LoweringWorker):
+    """Its child aborts, as torch-mlir does, on every module that holds an asinh."""
 
     def __init__(self) -> None:
         super().__init__(inject_faults=True)
         self.deaths = 0
 
     def lower(self, module: bytes, version: str, limits: Limits) -> bytes:
-        if b"aten.sin" not in module:
+        if b"aten.asinh" not in module:
             return super().lower(module, version, limits)
         self.deaths += 1
         return super().lower(module, "fault:abort", limits)
 
 
-class CountingDeaths(DiesOfSines):
+class CountingDeaths(DiesOfAsinh):
     """It counts what it is asked to lower, too."""
 
     def __init__(self) -> None:
@@ -71,18 +71,18 @@ def compile_in(process: RuntimeState, model: Any) -> Any:
 
 
 def model(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x * 2).exp() + 1
+    return torch.asinh(x * 2).exp() + 1
 
 
 @torch.no_grad()
 def test_a_rule_takes_the_op_that_kills_torch_mlir(tmp_path: Path, recorder: Recorder) -> None:
-    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfSines()
+    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfAsinh()
     with recorder.expect(compiles=1, lowering_failures=1, eager_ops=0):
         assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
     assert worker.deaths == 2  # the calls together, and the op alone
     (line,) = path.read_text().splitlines()
     told = json.loads(line)
-    assert (told["op"], told["error_id"]) == ("aten.sin.default", "DX302")
+    assert (told["op"], told["error_id"]) == ("aten.asinh.default", "DX302")
 
     with recorder.expect(compiles=1, lowering_failures=0, eager_ops=0):
         assert_close(compile_in(new_process(path, frozenset(), worker), model)(x), model(x))
@@ -93,7 +93,7 @@ def test_a_rule_takes_the_op_that_kills_torch_mlir(tmp_path: Path, recorder: Rec
 def test_a_graph_of_many_ops_is_halved(tmp_path: Path, recorder: Recorder) -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         for i in range(150):
-            x = x.exp().sin() * i if i == 90 else (x + i).tanh() * (i + 0.5)
+            x = x.exp().asinh() * i if i == 90 else (x + i).tanh() * (i + 0.5)
         return x
 
     x, worker = torch.randn(7), CountingDeaths()
@@ -106,41 +106,41 @@ def test_a_graph_of_many_ops_is_halved(tmp_path: Path, recorder: Recorder) -> No
 
 @torch.no_grad()
 def test_without_a_rule_the_op_runs_in_eager(tmp_path: Path, recorder: Recorder) -> None:
-    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfSines()
+    x, path, worker = torch.randn(7), tmp_path / "failures.jsonl", DiesOfAsinh()
     for deaths in (2, 2):
         with recorder.expect(compiles=2, eager_ops=1):
-            assert_close(compile_in(new_process(path, SINE, worker), model)(x), model(x))
+            assert_close(compile_in(new_process(path, ASINH, worker), model)(x), model(x))
         assert worker.deaths == deaths
         reason = recorder.snapshot().fallbacks[-1]
-        assert "aten.sin.default" in reason
+        assert "aten.asinh.default" in reason
         assert "lowering_crashed" in reason
-        assert "return torch.sin(x * 2).exp() + 1" in reason
+        assert "return torch.asinh(x * 2).exp() + 1" in reason
 
 
 @torch.no_grad()
 def test_the_repro_script_runs(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
-    compile_in(new_process(path, SINE, DiesOfSines()), model)(torch.randn(7))
+    compile_in(new_process(path, ASINH, DiesOfAsinh()), model)(torch.randn(7))
     script = json.loads(path.read_text())["repro"]
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "exit status 0" in done.stdout  # torch-mlir itself has nothing against a sine
+    assert "exit status 0" in done.stdout  # torch-mlir itself has nothing against an asinh
     assert "died with exit status" in Path(script).read_text()
 
 
 def test_a_damaged_file_costs_only_what_it_said(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
-    KnownFailures(path).add("a call", CompilerFailure("aten.sin.default", "DX302", "died"), on_disk=True)
+    KnownFailures(path).add("a call", CompilerFailure("aten.asinh.default", "DX302", "died"), on_disk=True)
     path.write_bytes(b'\xff\xfe{"key": \n[]\n{"key": "x", "unknown": 1}\n' + path.read_bytes() + b'{"key": "tru')
     found = KnownFailures(path)
-    assert found.get("a call") == CompilerFailure("aten.sin.default", "DX302", "died")
+    assert found.get("a call") == CompilerFailure("aten.asinh.default", "DX302", "died")
     assert found.get("another call") is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     failures = KnownFailures(tmp_path / "file" / "failures.jsonl")
-    failures.add("a call", CompilerFailure("aten.sin.default", "DX302", "died"), on_disk=True)
+    failures.add("a call", CompilerFailure("aten.asinh.default", "DX302", "died"), on_disk=True)
     assert failures.get("a call") is not None
 
 
@@ -169,7 +169,7 @@ def test_the_training_forward_of_efficientnet(with_rules: bool, recorder: Record
 def test_a_compiler_that_always_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         for _ in range(60):
-            x = torch.sin(x) + 1
+            x = torch.asinh(x) + 1
         return x
 
     def fail(client: CpuClient, module: bytes, limits: Any, partitions: int = 1) -> Any:
@@ -199,7 +199,7 @@ def test_what_xla_refuses_is_found_by_halving_and_blamed_once(
 
     def model(x: torch.Tensor) -> torch.Tensor:
         for i in range(100):
-            x = x.sin() + 1
+            x = x.asinh() + 1
             x = x.flip(0) if i in (20, 50, 80) else x
         return x
 

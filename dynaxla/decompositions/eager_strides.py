@@ -1,0 +1,154 @@
+"""Ops of the op table whose results have other strides in eager than torch's fake kernels predict.
+
+Where the two differ, the call becomes one of row-major operands, for which they are equal, and its result is put in eager's
+order of dims. Other calls of the same ops stay as they are. Sizes that vary count as they are in the call being captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynaxla.torch_api.decompositions import Decomposition
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
+from dynaxla.torch_api.symbols import example
+from dynaxla.torch_api.tracing import pause_tracing
+
+aten = torch.ops.aten
+
+Strides = tuple[int, ...]
+Rule = Callable[..., Strides]
+"""From the result's sizes and the call's arguments, with meta tensors for tensors, to the strides of the result in eager."""
+
+
+def _order_by_operands(shape: Sequence[int], *arguments: Any) -> Strides:
+    """The order of dims that torch's iterator over elements chooses, by its own kernels, for two or three tensors."""
+    del shape
+    operands = [x for x in arguments if isinstance(x, Tensor)]
+    return (torch.add(*operands) if len(operands) == 2 else torch.addcmul(*operands)).stride()
+
+
+def _order_of_ldexp(shape: Sequence[int], x: Tensor, other: Tensor) -> Strides:
+    return _order_by_operands(shape, x, other.contiguous())  # x * 2 ** other; a power of a number is row-major
+
+
+def _row_major(shape: Sequence[int], *_: Any) -> Strides:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _format_of(place: int) -> Rule:
+    """The memory format of an argument."""
+
+    def strides(shape: Sequence[int], *arguments: Any) -> Strides:
+        return torch.empty(shape, device="meta", memory_format=memory_format_of(arguments[place])).stride()
+
+    return strides
+
+
+def memory_format_of(x: Tensor) -> torch.memory_format:
+    """The channels-last format of a tensor that is dense in it and not row-major; else the row-major one."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if channels_last is None or x.is_contiguous() or not x.is_contiguous(memory_format=channels_last):
+        return torch.contiguous_format
+    return channels_last
+
+
+_RULES: Mapping[OpOverload, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *(aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor),
+                *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
+                *(aten.logaddexp.default, aten.logaddexp2.default, aten.logical_and.default, aten.logical_or.default),
+                *(aten.logical_xor.default, aten.logit_backward.default, aten.native_dropout_backward.default),
+                *(aten.special_xlog1py.default, aten.xlogy.Tensor),
+            ),
+            _order_by_operands,
+        ),
+        aten.ldexp.Tensor: _order_of_ldexp,
+        **dict.fromkeys(
+            (
+                *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),
+                *(aten.nll_loss2d_forward.default, aten.pow.Scalar),
+            ),
+            _row_major,
+        ),
+        **dict.fromkeys(
+            (
+                *(aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default),
+                *(aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+                aten._native_batch_norm_legit.no_stats,
+                aten._native_batch_norm_legit_no_training.default,
+                aten._native_batch_norm_legit_functional.default,
+            ),
+            _format_of(0),
+        ),
+        **dict.fromkeys(
+            (
+                *(aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default),
+                *(aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
+            ),
+            _format_of(1),
+        ),
+    }
+)
+"""By op, the strides of its first result."""
+
+
+def eager_strides(op: Any, predicted: Any, arguments: Sequence[Any]) -> Strides | None:
+    """The strides on the CPU of an op's first result; None where they are as predicted, or not known.
+
+    Args:
+        predicted: the fake results.
+        arguments: of the call, with fake tensors.
+    """
+    rule, first = _RULES.get(op), predicted[0] if isinstance(predicted, (list, tuple)) else predicted
+    if rule is None or first.is_cuda:
+        return None
+    shape = tuple(map(example, first.shape))
+    metas = tree_map_only(Tensor, _meta, list(arguments))
+    known = [x for x in tree_leaves(metas) if isinstance(x, Tensor)]
+    if None in shape or len(known) < sum(isinstance(x, Tensor) for x in tree_leaves(list(arguments))):
+        return None
+    strides = rule(shape, *metas)
+    given = map(example, first.stride())
+    is_predicted = all(size == 1 or mine == own for size, mine, own in zip(shape, given, strides, strict=True))
+    return None if is_predicted or 0 in shape else strides
+
+
+def _meta(tensor: Tensor) -> Tensor | None:
+    """A meta tensor with the tensor's sizes and strides; None if they are numbers that the capture does not know."""
+    sizes, strides = tuple(map(example, tensor.shape)), tuple(map(example, tensor.stride()))
+    return None if None in (*sizes, *strides) else torch.empty_strided(sizes, strides, device="meta")
+
+
+def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *arguments: Any, **named: Any) -> Any:
+    """Decomposes a call whose strides in eager are not those that torch predicts; other calls as another decomposition does."""
+    with pause_tracing():
+        predicted = op(*arguments, **named)
+    strides = eager_strides(op, predicted, arguments)
+    if strides is None:
+        return NotImplemented if otherwise is None else otherwise(*arguments, **named)
+    row_major = tree_map_only(Tensor, lambda x: x.contiguous(), list(arguments))
+    results = op(*row_major, **named)
+    if isinstance(results, Tensor):
+        return _put_in_order(results, strides)
+    return _put_in_order(results[0], strides), *results[1:]
+
+
+def stride_decompositions(others: Mapping[OpOverload, Decomposition]) -> Mapping[OpOverload, Decomposition]:
+    """The decompositions of these ops, above the other decompositions of the same ops."""
+    return {op: partial(keep_eager_strides, op, others.get(op)) for op in _RULES}
+
+
+def _put_in_order(x: Tensor, strides: Strides) -> Tensor:
+    """A dense tensor with the elements of x, and its dims in memory in the order of the strides."""
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    inverse = [order.index(dim) for dim in range(x.dim())]
+    return x.permute(order).contiguous().permute(inverse) if order != sorted(order) else x

@@ -1,0 +1,115 @@
+"""Results have eager's strides where torch's fake kernels predict others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dynaxla.decompositions.eager_strides import eager_strides
+from dynaxla.torch_api.fakes import make_uncached_mode
+from dynaxla.torch_api.overloads import OpOverload
+from tests.ops.test_predicted_dtypes import fill, ops_of
+
+aten = torch.ops.aten
+SIZES = (4, 3, 2)
+Made = Callable[[Tensor, Tensor], Tensor]
+
+
+def permuted(sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Numbers from 1 to 2 whose dims lie in memory in this order."""
+    inverse = [order.index(dim) for dim in range(len(sizes))]
+    return torch.rand([sizes[dim] for dim in order]).add(1).permute(inverse)
+
+
+def operands(draw: random.Random, count: int) -> Iterator[Tensor]:
+    """The first one with all sizes, the others broadcast along some dims."""
+    for place in range(count):
+        sizes = [1 if place and draw.random() < 0.2 else size for size in SIZES]
+        if place and draw.random() < 0.25:
+            sizes = sizes[draw.randint(1, 2) :]
+        yield permuted(sizes, draw.sample(range(len(sizes)), len(sizes))).to(
+            draw.choice([torch.float32] * 4 + [torch.int64])
+        )
+
+
+def first(results: Any) -> Tensor:
+    return results[0] if isinstance(results, (list, tuple)) else results  # type: ignore[no-any-return]
+
+
+def mispredicted(op: OpOverload, tensors: Sequence[Tensor]) -> Iterator[str]:
+    args, named = fill(op, tensors)
+    try:
+        expected = op(*args, **named)
+    except (RuntimeError, NotImplementedError):
+        return  # eager refuses it
+    with make_uncached_mode() as mode:
+        fakes, named = fill(op, [mode.from_tensor(each) for each in tensors])
+        predicted = op(*fakes, **named)
+        strides = eager_strides(op, predicted, fakes) or first(predicted).stride()
+    if strides != first(expected).stride():
+        yield f"{op} of {[(tuple(t.shape), t.stride()) for t in tensors]}: {strides}, eager gives {first(expected).stride()}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pointwise_ops_are_predicted(count: int, full: bool) -> None:
+    draw, wrong = random.Random(0), list[str]()
+    for op in ops_of(count):
+        for _ in range(40 if full else 6):
+            wrong += mispredicted(op, list(operands(draw, count)))
+    assert not wrong
+
+
+CALLS: dict[str, Made] = {
+    "copysign": torch.copysign,
+    "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "floor_divide": torch.floor_divide,
+    "heaviside": torch.heaviside,
+    "ldexp": torch.ldexp,
+    "logaddexp": torch.logaddexp,
+    "power of a number": lambda x, y: 2**x + 0 * y[0, 0, 0],
+    "xlogy": torch.xlogy,
+    "batch norm": lambda x, y: F.batch_norm(x, None, None, y[0, :, 0], training=True),
+    "batch norm with statistics": lambda x, y: F.batch_norm(x, y[0, :, 0], y[1, :, 0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled(name: str, dynamic: bool) -> None:
+    compiled = torch.compile(CALLS[name], backend="dynaxla", dynamic=dynamic)
+    for sizes in ((5, 4, 6), (7, 4, 6)):
+        x, y = permuted(sizes, (2, 0, 1)), permuted(sizes, (1, 2, 0))
+        expected, given = CALLS[name](x, y), compiled(x, y)
+        torch.testing.assert_close(given, expected)
+        assert given.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+def test_memory_formats(dims: int) -> None:
+    memory_format = torch.channels_last if dims == 4 else torch.channels_last_3d
+    x = torch.randn([2, 3, 5, 6, 4][:dims]).to(memory_format=memory_format)
+
+    def run(x: Tensor) -> list[Any]:
+        padded = [F.pad(x, [1, 2] * (dims - 2), mode=mode) for mode in ("reflect", "replicate")]
+        pool, unpool = (F.max_pool2d, F.max_unpool2d) if dims == 4 else (F.max_pool3d, F.max_unpool3d)
+        unpooled = unpool(*pool(x, 2, 2, return_indices=True), 2)
+        return [*padded, unpooled, F.channel_shuffle(x, 3), F.batch_norm(x, None, None, training=True)]
+
+    def gradient(x: Tensor) -> Tensor:
+        return torch.autograd.grad(sum(each.square().sum() for each in run(x)), x)[0]
+
+    compiled = torch.compile(run, backend="dynaxla")
+    for given, expected in zip(compiled(x), run(x), strict=True):
+        torch.testing.assert_close(given, expected)
+        assert given.stride() == expected.stride()
+    x.requires_grad_()
+    given = torch.autograd.grad(sum(each.square().sum() for each in compiled(x)), x)[0]
+    torch.testing.assert_close(given, gradient(x))
+    assert given.stride() == gradient(x).stride()
