@@ -13,6 +13,7 @@ from torch import Tensor
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.eager_strides import stride_decompositions
+from dynaxla.decompositions.forward_mode import FORWARD_MODE_DECOMPOSITIONS
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
@@ -69,6 +70,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **ATTENTION_DECOMPOSITIONS,
         **RNN_CELL_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
+        **FORWARD_MODE_DECOMPOSITIONS,
         **foreach_decompositions(),
         **MARGIN_DECOMPOSITIONS,
         MULTIPLY_ADD: _multiply_add,
