@@ -28,10 +28,11 @@ Rule = Callable[..., Strides]
 
 
 def _order_by_operands(shape: Sequence[int], *arguments: Any) -> Strides:
-    """The order of dims that torch's iterator over elements chooses, by its own kernels, for two or three tensors."""
+    """The order of dims that torch's iterator over elements chooses, by its own kernels, for up to three tensors."""
     del shape
     operands = [x for x in arguments if isinstance(x, Tensor)]
-    return (torch.add(*operands) if len(operands) == 2 else torch.addcmul(*operands)).stride()
+    kernel = (torch.neg, torch.add, torch.addcmul)[len(operands) - 1]
+    return kernel(*operands).stride()  # type: ignore[no-any-return, operator]
 
 
 def _order_of_ldexp(shape: Sequence[int], x: Tensor, other: Tensor) -> Strides:
@@ -130,9 +131,11 @@ def _meta(tensor: Tensor) -> Tensor | None:
 
 def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *arguments: Any, **named: Any) -> Any:
     """Decomposes a call whose strides in eager are not those that torch predicts; other calls as another decomposition does."""
-    with pause_tracing():
-        predicted = op(*arguments, **named)
-    strides = eager_strides(op, predicted, arguments)
+    strides: Strides | None = None
+    if not all(map(_is_row_major, tree_leaves(list(arguments)))):
+        with pause_tracing():
+            predicted = op(*arguments, **named)
+        strides = eager_strides(op, predicted, arguments)
     if strides is None:
         return NotImplemented if otherwise is None else otherwise(*arguments, **named)
     row_major = tree_map_only(Tensor, lambda x: x.contiguous(), list(arguments))
@@ -145,6 +148,18 @@ def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *argumen
 def stride_decompositions(others: Mapping[OpOverload, Decomposition]) -> Mapping[OpOverload, Decomposition]:
     """The decompositions of these ops, above the other decompositions of the same ops."""
     return {op: partial(keep_eager_strides, op, others.get(op)) for op in _RULES}
+
+
+def _is_row_major(value: Any) -> bool:
+    """Whether a value is no tensor, or one known to be row-major, for which torch predicts eager's strides."""
+    if not isinstance(value, Tensor):
+        return True
+    expected = 1
+    for size, stride in zip(map(example, reversed(value.shape)), map(example, reversed(value.stride())), strict=True):
+        if size is None or (stride != expected and size != 1):
+            return False
+        expected *= size
+    return True
 
 
 def _put_in_order(x: Tensor, strides: Strides) -> Tensor:

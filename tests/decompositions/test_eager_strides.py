@@ -69,7 +69,9 @@ def test_pointwise_ops_are_predicted(count: int, full: bool) -> None:
 CALLS: dict[str, Made] = {
     "copysign": torch.copysign,
     "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "floor of a number's quotient": lambda x, y: torch.div(x, 0.3, rounding_mode="floor"),
     "floor_divide": torch.floor_divide,
+    "floor_divide by a number": lambda x, y: x // 0.3,
     "heaviside": torch.heaviside,
     "ldexp": torch.ldexp,
     "logaddexp": torch.logaddexp,
