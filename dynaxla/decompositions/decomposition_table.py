@@ -13,7 +13,6 @@ from torch import Tensor
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.eager_strides import stride_decompositions
-from dynaxla.decompositions.forward_mode import FORWARD_MODE_DECOMPOSITIONS
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
@@ -70,7 +69,6 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **ATTENTION_DECOMPOSITIONS,
         **RNN_CELL_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
-        **FORWARD_MODE_DECOMPOSITIONS,
         **foreach_decompositions(),
         **MARGIN_DECOMPOSITIONS,
         MULTIPLY_ADD: _multiply_add,
@@ -80,6 +78,9 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
         aten.mvlgamma.default: _mvlgamma,
+        aten._new_zeros_with_same_feature_meta.default: _new_tangent,
+        aten.glu_jvp.default: _glu_tangent,
+        aten.glu_backward_jvp.default: _glu_gradient_tangent,
         **{op: partial(_of_floats, op) for op in (aten.max_unpool2d.default, aten.max_unpool3d.default)},
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
@@ -134,6 +135,37 @@ def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim
     grad, v, g, norms = grad.to(wide), v.to(wide), g.to(wide), norms.to(wide)
     along = (grad * v).sum(others, keepdim=True) / norms
     return (g / norms * (grad - v * along / norms)).to(dtype), along.to(dtype)
+
+
+def _new_tangent(tangent: Tensor, primal: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    """Zeros for the tangent of a result that is written in parts: with the sizes and strides of the result, below vmap's dims.
+
+    Args:
+        tangent: has the dtype and, in front, the dims of vmap.
+        primal: the result.
+    """
+    if self_num_batch_dims == 0:
+        return torch.zeros_like(primal, dtype=tangent.dtype)
+    return tangent.new_zeros([*tangent.shape[:self_num_batch_dims], *primal.shape])
+
+
+def _glu_tangent(glu: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """The tangent of `glu = a * sigmoid(b)`, of which a and b are the halves of x along dim."""
+    gate = x.chunk(2, dim)[1].sigmoid()
+    da, db = dx.chunk(2, dim)
+    return da * gate + db * (glu - gate * glu)
+
+
+def _glu_gradient_tangent(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """The tangent of glu's gradient: of `grad * gate` and `grad * a * slope`, of which slope is that of the sigmoid."""
+    del grad_x
+    a, b = x.chunk(2, dim)
+    da, db = dx.chunk(2, dim)
+    gate = b.sigmoid()
+    slope = gate * (1 - gate)
+    of_a = dgrad * gate + grad * slope * db
+    of_b = dgrad * a * slope + grad * (da * slope + a * slope * (1 - 2 * gate) * db)
+    return torch.cat([of_a, of_b], dim)
 
 
 def _log_sigmoid(x: Tensor) -> Any:
