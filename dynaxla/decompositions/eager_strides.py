@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynaxla.fx.permutations import invert_permutation
 from dynaxla.torch_api.decompositions import Decomposition
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
@@ -165,5 +166,4 @@ def _is_row_major(value: Any) -> bool:
 def _put_in_order(x: Tensor, strides: Strides) -> Tensor:
     """A dense tensor with the elements of x, and its dims in memory in the order of the strides."""
     order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
-    inverse = [order.index(dim) for dim in range(x.dim())]
-    return x.permute(order).contiguous().permute(inverse) if order != sorted(order) else x
+    return x.permute(order).contiguous().permute(invert_permutation(order)) if order != sorted(order) else x

@@ -46,7 +46,7 @@ def _is_no_product(call: Node) -> bool:
     return call.args[1] not in _PRODUCTS
 
 
-_PRODUCTS = (-1, 0, 1, 2, 3)  # exponents of powers that XLA replaces by a product
+_PRODUCTS = (-1, 0, 1, 2, 3)  # exponents of powers that XLA replaces by products or a quotient
 _INVERSE_OF_INFINITY = Finding(Verdict.WRONG, WIDE_FLOATS, "(-inf) ** -0.5 is 0", calls=_is_rsqrt)
 
 _BY_ELEMENTS = Finding(
