@@ -76,7 +76,8 @@ def _changes_device(module: torch.nn.Module, fn: _Convert) -> bool:
 
 
 def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) -> Iterator[torch.Tensor]:
-    """Converts the parameters and their gradients in place, and yields them; skips wrapper subclasses, which torch converts.
+    """Converts the parameters and their gradients in place, and yields them. Skips wrapper subclasses, which torch converts,
+    and parameters on "meta", which torch replaces by new ones for every device.
 
     A graph that saved a parameter holds its old value from now on: its backward raises when it reaches the parameter.
 
@@ -86,7 +87,7 @@ def _convert_parameters(module: torch.nn.Module, fn: _Convert, recurse: bool) ->
     for each in module.modules():
         if isinstance(each, _IN_CPP):
             raise RuntimeError(_HELD_BY_CPP.format(type(each).__name__))
-    found = [p for p in module.parameters(recurse) if is_lazy(p) or not is_traceable_wrapper_subclass(p)]
+    found = [p for p in module.parameters(recurse) if is_lazy(p) or not (p.is_meta or is_traceable_wrapper_subclass(p))]
     for parameter in found:
         _convert(parameter, fn)
         yield parameter

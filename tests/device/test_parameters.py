@@ -60,7 +60,9 @@ def test_other_conversions_are_torchs() -> None:
 def test_from_nothing() -> None:
     with torch.device("meta"):
         net = nn.Linear(4, 4)
+    before = net.weight
     assert net.to_empty(device="dynaxla").weight.device.type == "dynaxla"
+    assert before.is_meta and net.weight is not before, "torch replaces parameters on meta by new ones, on every device"
 
 
 def test_what_hangs_at_a_parameter_stays() -> None:
