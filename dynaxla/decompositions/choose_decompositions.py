@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.flex_attention import replace_flex_attention
 from dynaxla.decompositions.fused_attention import replace_attention
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
@@ -30,6 +31,7 @@ def replace_composites() -> Iterator[None]:
         replace_mask_gradients(),
         replace_rnn_layers(),
         replace_attention(),
+        replace_flex_attention(),
     ):
         yield
 

@@ -37,6 +37,7 @@ from dynaxla.targets.registry import connect, find_target, registered_targets
 from dynaxla.torch_api.backward_passes import run_backward_in_caller
 from dynaxla.torch_api.c10d import has_process_groups, keep_permutations, keep_used_parameters_on_host, register_backend
 from dynaxla.torch_api.dynamo import leave_modules_to_python, leave_streams_to_python, mark_calls_in_profiles_alone
+from dynaxla.torch_api.flex import accept_tensors
 from dynaxla.torch_api.generators import draw_shards_apart, give_generators
 from dynaxla.torch_api.meta_kernels import use_cpu_meta_kernels
 from dynaxla.torch_api.module_conversions import keep_parameters, move_states_of_fsdp
@@ -189,6 +190,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     exchange_by_dlpack(memories.adopt)
     give_generators(torch.device(DEVICE_TYPE, 0))
     keep_parameters()
+    accept_tensors()
     use_cpu_meta_kernels()
     run_backward_in_caller()
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))

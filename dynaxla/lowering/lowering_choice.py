@@ -47,7 +47,8 @@ class LoweringChoice:
         """Whether torch-mlir's lowering is known to be right in the dtypes of a call."""
         operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
         results = _tensors(node.meta["val"])
-        # The sweep files calls under their operands; of these results it has seen few.
+        # The sweep files calls under their operands; of these results it has seen few. A sum of integers as float16 would
+        # be added in float16.
         odd = [value for value in results if value.dtype in _ODD] if operands else results
         dtypes = frozenset(value.dtype for value in (*operands, *odd))
         return self.table.records[node.target].torch_mlir_takes(node, dtypes, self.platform)  # type: ignore[index]
@@ -77,7 +78,9 @@ def reason_for_jax(node: Node) -> str | None:
     return None
 
 
-_ODD = frozenset({torch.uint8, torch.int8, torch.int16, torch.complex64, torch.complex128})
+_ODD = frozenset(
+    {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

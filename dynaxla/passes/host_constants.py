@@ -42,6 +42,8 @@ def _move(graph: Graph, device: torch.device) -> None:
         for node in asked:
             del found[node]
     for node in found:
+        if _is_copied_number(node):
+            node.target, node.kwargs = aten.scalar_tensor.default, {"dtype": node.meta["val"].dtype}
         if node.target in _FACTORIES or "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])  # type: ignore[misc]
@@ -53,11 +55,16 @@ def _is_constant(node: Node, found: dict[Node, None]) -> bool:
     """Whether it is a tensor of the host that is made of numbers, sizes and `found` alone, the same at each call."""
     if not isinstance(node.target, OpOverload) or not _is_tensor_on(node.meta.get("val"), "cpu"):
         return False
-    if node.target in _FACTORIES:
+    if node.target in _FACTORIES or _is_copied_number(node):
         return True
     tensors = [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
     draws = torch.Tag.nondeterministic_seeded in node.target.tags
     return bool(tensors) and all(each in found for each in tensors) and not draws and not changes_arguments(node.target)
+
+
+def _is_copied_number(node: Node) -> bool:
+    """Whether it makes a tensor of a plain number, as vmap does of every number beside a batched tensor."""
+    return node.target is aten._to_copy.default and isinstance(node.args[0], (int, float, complex))
 
 
 def _is_on(node: Node, device: torch.device) -> bool:

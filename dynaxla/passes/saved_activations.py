@@ -60,6 +60,7 @@ def partition_saving_padded(
     target = None if find_target is None else find_target(find_device(joint))
     _merge_in_the_backward(joint.graph, fixed=target is not None and target.fuses_short_of_reshapes)
     _view_in_the_backward(joint.graph)
+    _make_numbers_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
@@ -215,6 +216,28 @@ def _view_in_the_backward(graph: Graph) -> None:
             made = _copy(graph, node, {source: source})
         for reader in readers:
             reader.replace_input_with(node, made)
+
+
+def _make_numbers_in_the_backward(graph: Graph) -> None:
+    """Tensors of one number that follow from plain numbers and that the backward reads: it makes its own.
+
+    vmap makes such a tensor, on the host, of every number beside a batched one; a graph of the device would save it there.
+    """
+    for node in list(graph.nodes):
+        readers = [user for user in node.users if is_backward(user)]
+        if readers and is_forward(node) and _is_number(node):
+            with graph.inserting_before(min(readers)):
+                made = _copy(graph, node, {})
+            for reader in readers:
+                reader.replace_input_with(node, made)
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is a tensor of no dims, made of plain numbers alone."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dim() or not is_determined(node):
+        return False
+    return all(map(_is_number, node.all_input_nodes))
 
 
 def _viewed(node: Node) -> Node | None:

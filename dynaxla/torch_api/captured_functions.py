@@ -99,7 +99,7 @@ def capture_scans() -> None:
     def padded_scan(
         operator: Callable[..., Any], leaves: Sequence[Tensor], dim: int = 0, additional_inputs: tuple[Any, ...] = ()
     ) -> Any:
-        if not torch.compiler.is_compiling() or not _is_ours():
+        if not torch.compiler.is_compiling() or not is_captured_for_us():
             return scan(operator, leaves, dim, additional_inputs)
         size = leaves[0].shape[dim]
         width = _SMALLEST
@@ -115,7 +115,8 @@ def capture_scans() -> None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_ours() -> bool:
+def is_captured_for_us() -> bool:
+    """Whether Dynamo captures the caller for this package's backend; a constant of the capture."""
     at = variables_of("_compile", "torch._dynamo.convert_frame")
     return at is not None and is_ours(at["compiler_fn"])
 

@@ -16,6 +16,7 @@ from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock, mark_calls_in_profiles_alone
 from dynaxla.torch_api.dynamo_packages import mend_packages
+from dynaxla.torch_api.flex import accept_tensors
 from dynaxla.torch_api.meta_kernels import refuse_lossy_writes
 
 
@@ -211,6 +212,14 @@ PATCHES = (
         "device",
     ),
     Patch(
+        "flex.accept_tensors",
+        ("torch.nn.attention.flex_attention._validate_device",),
+        "`flex_attention` refuses every device that torch does not know, and gradients on the CPU, which the graphs here have",
+        "2.13",
+        "`flex_attention` asks the backend what it supports",
+        "compile",
+    ),
+    Patch(
         "module_conversions.keep_parameters",
         ("torch.nn.modules.module.Module._apply",),
         "`model.to(device)` makes new parameters, one for each use of a tied one; an optimizer still has the old ones",
@@ -289,6 +298,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_scans,
     begin_branches_between_captures,
     capture_rnns,
+    accept_tensors,
     keep_known_sizes,
     refuse_lossy_writes,
     mark_calls_in_profiles_alone,

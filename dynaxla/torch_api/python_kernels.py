@@ -1,7 +1,7 @@
 """Python kernels of ops. With one for an autograd key torch decomposes an op before it consults a decomposition table.
 
-Relies on `OpOverload.py_kernels`, by dispatch key, and on `OpOverload._dispatch_cache`, which caches the chosen
-kernels.
+Relies on `py_kernels` of overloads and of higher-order operators, by dispatch key, and on their `_dispatch_cache`, which caches
+the chosen kernels.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, Final
 import torch
 from torch._C import DispatchKey
 
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
 
 Kernel = Callable[..., Any]
+Operator = OpOverload | HigherOrderOperator
 
 AUTOGRAD: Final = DispatchKey.Autograd
 COMPOSITE: Final = DispatchKey.CompositeImplicitAutograd
 FAKE: Final = DispatchKey.Meta
 
 
-def python_kernels(op: OpOverload) -> Mapping[DispatchKey, Kernel]:
+def python_kernels(op: Operator) -> Mapping[DispatchKey, Kernel]:
     """Returns the Python kernels that an op currently has."""
     return dict(op.py_kernels)
 
@@ -62,7 +63,7 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def replace_python_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
+def replace_python_kernels(changes: Mapping[Operator, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
     """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.
 
     Dynamo compiles under a lock of its own, so no two of these contexts overlap.
@@ -77,7 +78,7 @@ def replace_python_kernels(changes: Mapping[OpOverload, Mapping[DispatchKey, Ker
             _set_kernels(op, found)
 
 
-def _set_kernels(op: OpOverload, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
+def _set_kernels(op: Operator, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
     op.py_kernels.clear()
     op.py_kernels.update({key: kernel for key, kernel in kernels.items() if kernel is not None})
     op._dispatch_cache.clear()

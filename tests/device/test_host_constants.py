@@ -52,6 +52,20 @@ def test_nothing_runs_on_the_host(
     assert recorder.snapshot().fallbacks == before
 
 
+def test_numbers_beside_batched_tensors(device: torch.device, recorder: Recorder) -> None:
+    """vmap makes a tensor of the host of each, which the backward reads."""
+    before = recorder.snapshot().fallbacks
+    x = torch.randn(5, 6)
+    here, there = x.clone().requires_grad_(), x.to(device).requires_grad_()
+    scaled = torch.vmap(lambda row: (row * row / 8).tanh() * 3)
+    scaled(here).sum().backward()
+    with recorder.expect(eager_ops=0):
+        torch.compile(scaled, backend="dynaxla")(there).sum().backward()
+    assert there.grad is not None
+    torch.testing.assert_close(there.grad.cpu(), here.grad, rtol=1e-4, atol=1e-5)
+    assert recorder.snapshot().fallbacks == before
+
+
 def test_gradients(device: torch.device, recorder: Recorder) -> None:
     x = torch.randn(5, 6)
     before = recorder.snapshot().fallbacks

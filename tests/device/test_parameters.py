@@ -62,7 +62,8 @@ def test_from_nothing() -> None:
         net = nn.Linear(4, 4)
     before = net.weight
     assert net.to_empty(device="dynaxla").weight.device.type == "dynaxla"
-    assert before.is_meta and net.weight is not before, "torch replaces parameters on meta by new ones, on every device"
+    assert before.is_meta
+    assert net.weight is not before, "torch replaces parameters on meta by new ones, on every device"
 
 
 def test_what_hangs_at_a_parameter_stays() -> None:
