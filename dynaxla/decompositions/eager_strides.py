@@ -142,8 +142,8 @@ def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *argumen
     row_major = tree_map_only(Tensor, lambda x: x.contiguous(), list(arguments))
     results = op(*row_major, **named)
     if isinstance(results, Tensor):
-        return put_in_order(results, strides)
-    return put_in_order(results[0], strides), *results[1:]
+        return set_dim_order(results, strides)
+    return set_dim_order(results[0], strides), *results[1:]
 
 
 def stride_decompositions(others: Mapping[OpOverload, Decomposition]) -> Mapping[OpOverload, Decomposition]:
@@ -163,7 +163,7 @@ def _is_row_major(value: Any) -> bool:
     return True
 
 
-def put_in_order(x: Tensor, strides: Strides) -> Tensor:
+def set_dim_order(x: Tensor, strides: Strides) -> Tensor:
     """A dense tensor with the elements of x, and its dims in memory in the order of the strides."""
     order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
     return x.permute(order).contiguous().permute(invert_permutation(order)) if order != sorted(order) else x

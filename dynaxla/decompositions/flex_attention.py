@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from dynaxla.decompositions.eager_strides import put_in_order
+from dynaxla.decompositions.eager_strides import set_dim_order
 from dynaxla.torch_api.decompositions import get_computation_dtype
 from dynaxla.torch_api.flex import FLEX_ATTENTION, map_over_scores
 from dynaxla.torch_api.python_kernels import AUTOGRAD, replace_python_kernels
@@ -87,7 +87,7 @@ def _normalize(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _order_like(query: Tensor, output: Tensor) -> Tensor:
     """The output with its dims in memory in the order of the query's, but the last one innermost, as torch's op has it."""
     *strides, _ = map(example, query.stride())
-    return output.contiguous() if None in strides else put_in_order(output.contiguous(), (*strides, 0))
+    return output.contiguous() if None in strides else set_dim_order(output.contiguous(), (*strides, 0))
 
 
 def _is_identity(score_mod: _Function) -> bool:

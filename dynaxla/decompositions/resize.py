@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.types import IntLikeType
 
 from dynaxla.torch_api.decompositions import compute_output_size, suggest_memory_format
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
 from dynaxla.torch_api.python_kernels import (
     AUTOGRAD,
     COMPOSITE,
     FAKE,
     Kernel,
-    Operator,
     python_kernels,
     replace_python_kernels,
 )
@@ -57,7 +56,7 @@ def keep_resizes_whole() -> AbstractContextManager[None]:
 
     torch's kernels are restored at the end.
     """
-    changes: dict[Operator, Mapping[Any, Kernel | None]] = {}
+    changes: dict[OpOverload | HigherOrderOperator, Mapping[Any, Kernel | None]] = {}
     for packet in _PACKETS:
         backward = getattr(aten, f"{packet.__name__}_backward").default
         fake = _gradient_like_operand if packet in _KEEP_LAYOUT else _gradient

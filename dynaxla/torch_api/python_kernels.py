@@ -17,14 +17,13 @@ from torch._C import DispatchKey
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
 
 Kernel = Callable[..., Any]
-Operator = OpOverload | HigherOrderOperator
 
 AUTOGRAD: Final = DispatchKey.Autograd
 COMPOSITE: Final = DispatchKey.CompositeImplicitAutograd
 FAKE: Final = DispatchKey.Meta
 
 
-def python_kernels(op: Operator) -> Mapping[DispatchKey, Kernel]:
+def python_kernels(op: OpOverload | HigherOrderOperator) -> Mapping[DispatchKey, Kernel]:
     """Returns the Python kernels that an op currently has."""
     return dict(op.py_kernels)
 
@@ -63,7 +62,9 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def replace_python_kernels(changes: Mapping[Operator, Mapping[DispatchKey, Kernel | None]]) -> Iterator[None]:
+def replace_python_kernels(
+    changes: Mapping[OpOverload | HigherOrderOperator, Mapping[DispatchKey, Kernel | None]],
+) -> Iterator[None]:
     """Context that replaces Python kernels of ops, or removes those given as None; restores all at its end.
 
     Dynamo compiles under a lock of its own, so no two of these contexts overlap.
@@ -78,7 +79,7 @@ def replace_python_kernels(changes: Mapping[Operator, Mapping[DispatchKey, Kerne
             _set_kernels(op, found)
 
 
-def _set_kernels(op: Operator, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
+def _set_kernels(op: OpOverload | HigherOrderOperator, kernels: Mapping[DispatchKey, Kernel | None]) -> None:
     op.py_kernels.clear()
     op.py_kernels.update({key: kernel for key, kernel in kernels.items() if kernel is not None})
     op._dispatch_cache.clear()
