@@ -61,8 +61,7 @@ def _flex_attention(
     mask = None if _holds_always(mask_mod) else map_over_scores(mask_mod, None, places, mask_buffers)
     groups = query.shape[1] // key.shape[1]
     wide = get_computation_dtype(query.dtype)
-    repeated = (x.repeat_interleave(groups, dim=1) for x in (key, value)) if groups > 1 else (key, value)
-    all_keys, all_values = repeated
+    all_keys, all_values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
     scores = query.to(wide) @ all_keys.to(wide).mT * scale
     if not _is_identity(score_mod):
         scores = map_over_scores(score_mod, scores, places, score_buffers).to(wide)

@@ -18,14 +18,7 @@ from torch.types import IntLikeType
 
 from dynaxla.torch_api.decompositions import compute_output_size, suggest_memory_format
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
-from dynaxla.torch_api.python_kernels import (
-    AUTOGRAD,
-    COMPOSITE,
-    FAKE,
-    Kernel,
-    python_kernels,
-    replace_python_kernels,
-)
+from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, FAKE, Kernel, python_kernels, replace_python_kernels
 
 aten = torch.ops.aten
 
