@@ -92,7 +92,8 @@ def test_results_and_gradients_of_lengths_in_buckets(
 ) -> None:
     compiled = torch.compile(attend(score, mask), backend="dynaxla")
     with recorder.expect(eager_ops=0):
-        for length in (16, 24, 21):
+        for length, is_known in ((16, False), (24, False), (21, True)):
+            before = recorder.snapshot().compiles
             given = [x.requires_grad_() for x in inputs(length)]
             twins = [x.detach().clone().requires_grad_() for x in given]
             results, expected = compiled(*given), expect(score, mask, *twins)
@@ -104,6 +105,7 @@ def test_results_and_gradients_of_lengths_in_buckets(
             (expected[0] * factors).sum().add((expected[1].where(finite == 1, 0)).sum()).backward()
             for mine, right in zip(given, twins, strict=True):
                 torch.testing.assert_close(mine.grad, right.grad, rtol=1e-3, atol=1e-5)
+            assert (recorder.snapshot().compiles == before) is is_known, "21 has the bucket of 24"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

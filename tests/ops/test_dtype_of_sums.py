@@ -19,7 +19,6 @@ SUMS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "cumsum": lambda x, dtype: torch.cumsum(x, 1, dtype=dtype),
     "cumprod": lambda x, dtype: torch.cumprod(x.clamp(1, 2)[:, :10], 1, dtype=dtype),
     "softmax": lambda x, dtype: torch.softmax(x, 1, dtype=dtype),
-    "norm": lambda x, dtype: torch.linalg.vector_norm(x.float(), 1, 1, dtype=torch.float32).to(dtype),
 }
 OPERANDS = (torch.bool, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
