@@ -5,6 +5,9 @@ token by token.
 and the left one not. XLA makes the one of the other where the transpose is next to the product, so an optimization barrier
 stands between the two.
 
+A single row of floats by a large matrix is a stack of products of equal parts of the matrix: the library cuts a product into
+pieces by its own estimate, at some sizes three for two threads, and a stack is spread evenly.
+
 Factors of 16 bits are widened for a product that is summed in 32, a large weight at every call. XLA's library multiplies
 bfloat16 as it is, two rows or more, which is faster up to some 64 rows; a single row is computed as two.
 
@@ -30,6 +33,9 @@ MOST_ROWS = 64
 FEWEST_ELEMENTS = 1 << 16
 """Number of elements of the right operand from which it is a large matrix."""
 
+PARTS = (8, 4, 2)
+"""Into how many parts a matrix is cut for a single row: the first of these that divides the dim that is cut."""
+
 _PRODUCT = "stablehlo.dot_general"
 
 
@@ -49,7 +55,9 @@ def settle_products(mlir: StablehloModules, module: Module, *, by_rows: bool = T
             continue
         with operation.location:
             left, right = ProductFactor.both(mlir, operation)
-            if not by_rows or not _has_few_rows(mlir, left, right):
+            if by_rows and (row_and_matrix := _row_and_matrix(mlir, operation, left, right)):
+                _cut(mlir, operation, *row_and_matrix)
+            elif not by_rows or not _has_few_rows(mlir, left, right):
                 _widen_factors(mlir, operation)
             elif _is_of_bfloat16(mlir, operation, right):
                 if left.count_rows(mlir) == 1:
@@ -66,6 +74,25 @@ def _has_few_rows(mlir: StablehloModules, left: ProductFactor, right: ProductFac
         return False
     rows, is_large = left.count_rows(mlir), math.prod(shape_of(mlir, right.value)) >= FEWEST_ELEMENTS
     return is_large and 1 <= rows <= MOST_ROWS and 2 * rows <= right.count_rows(mlir)
+
+
+def _row_and_matrix(
+    mlir: StablehloModules, product: Operation, left: ProductFactor, right: ProductFactor
+) -> tuple[ProductFactor, ProductFactor] | None:
+    """A single row of floats of at least 32 bits and a large matrix that can be cut in parts, in this order."""
+    for row, matrix in ((left, right), (right, left)):
+        shape = shape_of(mlir, matrix.value)
+        if row.count_rows(mlir) > 1 or len(shape) != 2 or len(matrix.contracting) != 1 or not _parts(shape[0]):
+            continue
+        elements = {_element(mlir, value) for value in (row.value, matrix.value, product.results[0])}
+        is_wide = all(isinstance(each, (mlir.ir.F32Type, mlir.ir.F64Type)) for each in elements)
+        if is_wide and len(elements) == 1 and math.prod(shape) >= FEWEST_ELEMENTS:
+            return row, matrix
+    return None
+
+
+def _parts(size: int) -> int:
+    return next((parts for parts in PARTS if size % parts == 0), 0)
 
 
 def _is_of_bfloat16(mlir: StablehloModules, product: Operation, right: ProductFactor) -> bool:
@@ -94,6 +121,56 @@ def _widen_factors(mlir: StablehloModules, product: Operation) -> None:
         if element != wide and isinstance(element, (ir.BF16Type, ir.F16Type)):
             type_ = ir.RankedTensorType.get(shape_of(mlir, factor), wide)
             product.operands[index] = _make(mlir, product, "convert", type_, factor)
+
+
+def _cut(mlir: StablehloModules, product: Operation, row: ProductFactor, matrix: ProductFactor) -> None:
+    """Replaces a product of a row and a matrix by a stack of products of parts of the matrix's first dim.
+
+    Where the product sums along that dim, the stack's results are summed.
+    """
+    ir, result = mlir.ir, mlir.ir.RankedTensorType(product.results[0].type)
+    first, second = shape_of(mlir, matrix.value)
+    parts, element = _parts(first), result.element_type
+    sums_parts = matrix.contracting == (0,)
+
+    def type_of(*shape: int) -> Any:
+        return ir.RankedTensorType.get(shape, element)
+
+    stack = _make(mlir, product, "reshape", type_of(parts, first // parts, second), matrix.value)
+    if sums_parts:
+        rows, kept = _make(mlir, product, "reshape", type_of(parts, first // parts), row.value), second
+    else:
+        vector = _make(mlir, product, "reshape", type_of(second), row.value)
+        along = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([1])}
+        rows, kept = _make(mlir, product, "broadcast_in_dim", type_of(parts, second), vector, **along), first // parts
+    attributes = {name: product.attributes[name] for name in product.attributes}
+    contracting = 1 if sums_parts else 2
+    attributes["dot_dimension_numbers"] = mlir.stablehlo.DotDimensionNumbers.get([0], [0], [contracting], [1])
+    products = _make(mlir, product, "dot_general", type_of(parts, kept), stack, rows, **attributes)
+    if sums_parts:
+        products = _sum_first_dim(mlir, product, products)
+    _replace(product, _make(mlir, product, "reshape", result, products))
+
+
+def _sum_first_dim(mlir: StablehloModules, before: Operation, value: Value) -> Value:
+    ir, (_, *kept) = mlir.ir, shape_of(mlir, value)
+    element = _element(mlir, value)
+    scalar = ir.RankedTensorType.get([], element)
+    zero = ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get(element, 0.0))
+    start = _make(mlir, before, "constant", scalar, value=zero)
+    reduction = ir.Operation.create(
+        "stablehlo.reduce",
+        [ir.RankedTensorType.get(kept, element)],
+        [value, start],
+        attributes={"dimensions": ir.DenseI64ArrayAttr.get([0])},
+        regions=1,
+        ip=ir.InsertionPoint(before),
+    )
+    block = ir.Block.create_at_start(reduction.regions[0], [scalar, scalar])
+    with ir.InsertionPoint(block):
+        total = ir.Operation.create("stablehlo.add", [scalar], list(block.arguments)).result
+        ir.Operation.create("stablehlo.return", operands=[total])
+    return reduction.result
 
 
 def _swap(mlir: StablehloModules, product: Operation, left: ProductFactor, right: ProductFactor) -> None:

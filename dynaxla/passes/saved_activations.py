@@ -59,8 +59,7 @@ def partition_saving_padded(
     _skip_detach(joint.graph)
     target = None if find_target is None else find_target(find_device(joint))
     _merge_in_the_backward(joint.graph, fixed=target is not None and target.fuses_short_of_reshapes)
-    _view_in_the_backward(joint.graph)
-    _make_numbers_in_the_backward(joint.graph)
+    _remake_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
@@ -202,34 +201,31 @@ def _merge_in_the_backward(graph: Graph, *, fixed: bool) -> None:
             reader.replace_input_with(node, made)
 
 
-def _view_in_the_backward(graph: Graph) -> None:
-    """Views of a forward value that the backward reads as well, and of inputs: it makes its own, and the value alone is saved.
+def _remake_in_the_backward(graph: Graph) -> None:
+    """Views of a forward value that the backward reads as well, views of inputs, and tensors of one number that follow from
+    plain numbers: the backward makes its own of what it reads of them.
 
-    An input that is saved is the caller's tensor; a view of it, as of each transposed weight, would be a copy.
+    An input that is saved is the caller's tensor; a view of it, as of each transposed weight, would be a copy. vmap makes a
+    tensor, on the host, of every number beside a batched one; a graph of the device would save it there.
     """
     for node in list(graph.nodes):
         readers = [user for user in node.users if is_backward(user)]
-        source = _viewed(node) if readers and is_forward(node) else None
-        if source is None or not (source.op == "placeholder" or any(map(is_backward, source.users))):
+        sources = _sources_in_both(node) if readers and is_forward(node) else None
+        if sources is None:
             continue
         with graph.inserting_before(min(readers)):
-            made = _copy(graph, node, {source: source})
+            made = _copy(graph, node, {source: source for source in sources})
         for reader in readers:
             reader.replace_input_with(node, made)
 
 
-def _make_numbers_in_the_backward(graph: Graph) -> None:
-    """Tensors of one number that follow from plain numbers and that the backward reads: it makes its own.
-
-    vmap makes such a tensor, on the host, of every number beside a batched one; a graph of the device would save it there.
-    """
-    for node in list(graph.nodes):
-        readers = [user for user in node.users if is_backward(user)]
-        if readers and is_forward(node) and _is_number(node):
-            with graph.inserting_before(min(readers)):
-                made = _copy(graph, node, {})
-            for reader in readers:
-                reader.replace_input_with(node, made)
+def _sources_in_both(node: Node) -> tuple[Node, ...] | None:
+    """What the backward has anyway, and of which it can make a forward's value; None for a value that is saved as it is."""
+    if _is_number(node):
+        return ()
+    source = _viewed(node)
+    is_there = source is not None and (source.op == "placeholder" or any(map(is_backward, source.users)))
+    return (source,) if source is not None and is_there else None
 
 
 def _is_number(node: Node) -> bool:

@@ -25,6 +25,10 @@ PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
     "a stack": (lambda x, w: x @ w.mT, (3, -1, 64), (3, 400, 64)),
     "a stack of stacks": (lambda x, w: torch.einsum("bhmk,bnhk->bhmn", x, w), (2, 3, -1, 64), (2, 200, 3, 64)),
     "a row without a dim": (lambda x, w: (x @ w.mT)[0], (-1, 160), (512, 160)),
+    "a matrix by a vector": (lambda x, w: w @ x[0], (-1, 160), (512, 160)),
+    "a vector by a matrix": (lambda x, w: x[0] @ w, (-1, 160), (160, 512)),
+    "rows in two parts": (lambda x, w: x @ w.mT, (-1, 160), (514, 160)),
+    "odd rows": (lambda x, w: x @ w.mT, (-1, 160), (513, 160)),
     "columns of both": (lambda x, w: torch.einsum("km,kn->nm", x, w), (160, -1), (160, 512)),
 }
 
@@ -93,7 +97,38 @@ FORMS: dict[str, tuple[str, list[str]]] = {
         product("8x256xf32", "1024x256xf32", "8x1024xf32"),
         ["dot_general 1024x8xf32", "optimization_barrier 1024x8xf32", "transpose 8x1024xf32"],
     ),
-    "one row stays": (product("1x256xf32", "1024x256xf32", "1x1024xf32"), ["dot_general 1x1024xf32"]),
+    "a matrix is cut for one row": (
+        product("1x256xf32", "1024x256xf32", "1x1024xf32"),
+        [
+            "reshape 8x128x256xf32",
+            "reshape 256xf32",
+            "broadcast_in_dim 8x256xf32",
+            "dot_general 8x128xf32",
+            "reshape 1x1024xf32",
+        ],
+    ),
+    "in as many parts as divide it": (
+        product("1x256xf64", "1030x256xf64", "1x1030xf64"),
+        [
+            "reshape 2x515x256xf64",
+            "reshape 256xf64",
+            "broadcast_in_dim 2x256xf64",
+            "dot_general 2x515xf64",
+            "reshape 1x1030xf64",
+        ],
+    ),
+    "along the dim that is summed": (
+        product("1x256xf32", "256x1024xf32", "1x1024xf32", "[1] x [0]"),
+        [
+            "reshape 8x32x1024xf32",
+            "reshape 8x32xf32",
+            "dot_general 8x1024xf32",
+            "constant f32",
+            "reduce 1024xf32",
+            "reshape 1x1024xf32",
+        ],
+    ),
+    "a matrix of odd rows stays": (product("1x256xf32", "1025x256xf32", "1x1025xf32"), ["dot_general 1x1025xf32"]),
     "many rows stay": (product("65x256xf32", "1024x256xf32", "65x1024xf32"), ["dot_general 65x1024xf32"]),
     "a small matrix stays": (product("8x16xf32", "64x16xf32", "8x64xf32"), ["dot_general 8x64xf32"]),
     "columns stay": (
