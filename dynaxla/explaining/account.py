@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class Account:
     notes: Mapping[str, Sequence[str]]
 
     def list_sections(self) -> dict[str, list[str]]:
-        """The lines of each section by its title; sections without lines are left out."""
+        """The lines of each section by its title, equal ones once; sections without lines are left out."""
         metrics = self.metrics
         graphs = f"graphs captured: {len(metrics.captured)}, executables: {metrics.executables}"
         sections: dict[str, Sequence[object]] = {
@@ -66,7 +67,7 @@ class Account:
             "cache": [f"{tier}: {use.hits} hits, {use.misses} misses" for tier, use in metrics.cache.items()],
             "calls": list(map(_sum_up_calls, metrics.parts)),
         }
-        filled = {title: list(map(str, lines)) for title, lines in sections.items() if lines}
+        filled = {title: _count_equal(list(map(str, lines))) for title, lines in sections.items() if lines}
         return {graphs: list(map(str, metrics.captured)), **filled}
 
     def list_lowered(self) -> list[LoweredOp]:
@@ -129,6 +130,10 @@ def read_fallback(line: str) -> tuple[str, str, str]:
     parts = rest.split("; ")
     where = next((part.removeprefix("at ") for part in parts if part.startswith("at ")), "")
     return op.partition(" (")[0], parts[0], where
+
+
+def _count_equal(lines: Sequence[str]) -> list[str]:
+    return [line if count == 1 else f"{line} ({count} times)" for line, count in Counter(lines).items()]
 
 
 def _each(parts: Sequence[DescribedPart], name: str) -> list[str]:
