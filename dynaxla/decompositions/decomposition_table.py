@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynaxla.custom_ops import internal
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.eager_strides import stride_decompositions
@@ -85,7 +86,13 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     }
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
-    own = {**EAGER_DTYPES, **SCALED_SUM_DECOMPOSITIONS, **CHECKED_ATTENTION, **GPU_DECOMPOSITIONS}
+    own = {
+        **EAGER_DTYPES,
+        **SCALED_SUM_DECOMPOSITIONS,
+        **CHECKED_ATTENTION,
+        **GPU_DECOMPOSITIONS,
+        aten._grouped_mm.default: _grouped_mm,
+    }
     chosen: dict[OpOverload, Decomposition] = {**rewrites, **own}  # type: ignore[dict-item]
     return {**chosen, **stride_decompositions(chosen)}
 
@@ -112,6 +119,20 @@ def _index_put(
 ) -> Tensor:
     """Drops `unsafe`, which disables eager's check of the indices."""
     return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def _grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """Products [g, m, n] of left [m, s] and right [s, n] over each group's part of s: the gradient of the groups' matrices.
+    Other forms are left to the op."""
+    if (left.dim(), right.dim()) != (2, 2) or offs is None or bias is not None or out_dtype not in (None, left.dtype):
+        return NotImplemented
+    return internal.GROUP_PRODUCTS(left.t(), right, offs)
 
 
 def _mvlgamma(x: Tensor, p: int) -> Any:

@@ -275,8 +275,7 @@ def topology(platform: str, name: str) -> Any:
 
 
 def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
-    """XLA's options for a program of one device, for one that Shardy partitions over several, or for one that each of several
-    runs."""
+    """XLA's options for a program of one device, one that Shardy partitions over several, or one that each of several runs."""
     import numpy as np
 
     xla_client = load().xla_client
@@ -289,6 +288,8 @@ def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
         built = options.executable_build_options
         built.use_spmd_partitioning = built.use_shardy_partitioner = True
         built.allow_spmd_sharding_propagation_to_output = [True]  # of all results
+    if devices[0].platform == "tpu":  # values of bfloat16 are kept as such, not as float32, and rounded wherever torch rounds
+        options.env_option_overrides = [("xla_allow_excess_precision", False)]
     return options
 
 

@@ -77,6 +77,42 @@ def test_grouped_mm_is_compiled(name: str, recorder: Recorder) -> None:
     assert_close(actual[:held], model(rows, weight, offs)[:held])
 
 
+@pytest.mark.parametrize("name", ["even", "empty groups", "many groups", "many rows"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_gradients_of_grouped_mm_are_compiled(name: str, transposed: bool, recorder: Recorder) -> None:
+    """Also of matrices that have their columns in memory; with every row in a group, as eager's gradients need."""
+    rows, weight, offs = _operands(name, torch.bfloat16)
+    rows = rows[: int(offs[-1])]
+
+    def model(rows: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        matrices = weight.mT.contiguous().mT if transposed else weight
+        return torch.nn.functional.grouped_mm(rows, matrices, offs=offs)
+
+    found = []
+    with recorder.expect(graphs=2, compiles=2, eager_ops=0):
+        for run in (model, torch.compile(model, backend="dynaxla", options={"fallback": "error"})):
+            operands = [x.clone().requires_grad_() for x in (rows, weight)]
+            found.append(torch.autograd.grad(run(*operands, offs).float().square().sum(), operands))
+    for wanted, mine in zip(*found, strict=True):
+        assert_close(mine, wanted)
+        assert mine.stride() == wanted.stride()
+
+
+def test_gradients_of_grouped_mm_share_a_buckets_program(recorder: Recorder) -> None:
+    _, weight, _ = _operands("even", torch.bfloat16)
+    compiled = torch.compile(torch.nn.functional.grouped_mm, backend="dynaxla")
+    for count in (32, 29, 26):
+        offs = torch.tensor([0, 5, 5, count], dtype=torch.int32)
+        rows, found = torch.randn(count, 16, dtype=torch.bfloat16), []
+        for run in (torch.nn.functional.grouped_mm, compiled):
+            operands = [rows.clone().requires_grad_(), weight.clone().requires_grad_()]
+            torch._dynamo.mark_dynamic(operands[0], 0)
+            with recorder.expect(compiles=2 if run is compiled and count == 32 else 0, eager_ops=0):
+                found.append(torch.autograd.grad(run(*operands, offs=offs).float().square().sum(), operands))
+        for wanted, mine in zip(*found, strict=True):
+            assert_close(mine, wanted)
+
+
 GROUPED = aten._grouped_mm.default
 OFFS = torch.tensor([4, 8], dtype=torch.int32)
 OTHER_FORMS = {

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from dynaxla.errors import CompileError, OptionError, TargetError, UnsupportedEr
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.precompile.program_report import Compilation, ProgramReport
+from dynaxla.runtime import xla
 from dynaxla.runtime.executable_info import MemoryUse
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.targets.chips import TPU_CHIPS
@@ -188,6 +190,13 @@ def test_gradients_of_a_linear_layer_merge_no_rows() -> None:
     texts = [report.hlo_text() for report in reports if report.hlo_text is not None and report.kind != "weights"]
     assert len(texts) == 2
     assert not any(f"[{4 * 197}," in text for text in texts)
+
+
+@pytest.mark.parametrize(("platform", "count"), [("tpu", 1), ("cpu", 0), ("cuda", 0)])
+def test_xla_keeps_roundings_on_a_tpu_alone(platform: str, count: int) -> None:
+    """What it gains is in docs/performance.md; which instructions differ depends on how XLA fuses."""
+    options = xla.compile_options([SimpleNamespace(id=0, platform=platform)])
+    assert options.env_option_overrides == [("xla_allow_excess_precision", False)] * count
 
 
 @needs_libtpu
