@@ -36,6 +36,7 @@ from dynaxla.torch_api.aot import aot_autograd, get_forward_inputs
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
+from dynaxla.torch_api.input_memory import drop_own_memory
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.types import Saved
 
@@ -143,6 +144,7 @@ class GraphCompiler:
         captured = read_capture(module)
         self._origin = CapturedFunction(captured.function)
         try:
+            drop_own_memory(module)
             refused = capture_refusal(module)
             if refused is not None:
                 self._boundary.leave(refused, module)

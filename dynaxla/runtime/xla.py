@@ -254,8 +254,7 @@ def plugin_client(path: str, coordination: Any = None, rank: int = 0, size: int 
 
 
 def has_libtpu_without_chip() -> bool:
-    """Whether libtpu is loaded in this process, by JAX, say, and there is no chip: its profiler, which every session of XLA's
-    starts, then ends the process (SIGSEGV)."""
+    """Whether libtpu is loaded, by JAX, say, without a chip: its profiler, in every session of XLA's, ends the process then."""
     if not load().xla_client.pjrt_plugin_loaded("tpu"):
         return False
     from jax._src import xla_bridge
@@ -288,7 +287,7 @@ def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
         built = options.executable_build_options
         built.use_spmd_partitioning = built.use_shardy_partitioner = True
         built.allow_spmd_sharding_propagation_to_output = [True]  # of all results
-    if devices[0].platform == "tpu":  # values of bfloat16 are kept as such, not as float32, and rounded wherever torch rounds
+    if devices[0].platform == "tpu":  # values of bfloat16 are kept as such, not as float32
         options.env_option_overrides = [("xla_allow_excess_precision", False)]
     return options
 

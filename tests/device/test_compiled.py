@@ -119,6 +119,14 @@ def test_other_tensors_of_the_host_do_not() -> None:
         compiled(lambda x, y: x + y)(torch.ones(3, device=DEVICE), torch.ones(3))
 
 
+def test_a_layer_that_is_moved_to_where_it_is_is_compiled(recorder: Recorder) -> None:
+    layer, x = nn.Linear(4, 4).to(DEVICE), torch.randn(2, 4, device=DEVICE)
+    with recorder.expect(eager_ops=0):
+        y = compiled(lambda x: layer.to(x.device)(x))(x)
+        y.sum().backward()
+    torch.testing.assert_close(y, layer(x))
+
+
 @torch.no_grad()
 def test_weights_are_followed() -> None:
     """Written in place, through `data`, by another storage, or loaded: the next call has them."""

@@ -232,7 +232,7 @@ def test_the_report_is_the_short_form() -> None:
     sections, told = found.account.list_sections(), dynaxla.report()
     for title in ("memory of the programs that are loaded", "computed once per version of the weights"):
         assert title in told.splitlines()
-        assert all(f"  {line}" in told.splitlines() for line in sections[title])
+        assert all(f"\n  {line}" in told for line in sections[title])
     assert str(found.account.metrics.captured[0]) in told
     assert "who lowers what" in sections
     assert "who lowers what" not in told
