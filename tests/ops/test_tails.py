@@ -1,6 +1,6 @@
 """Small values far out: relative to themselves they are as exact as eager's, though absolutely they are next to nothing.
 
-Not among them is what a single rounding decides, in eager too: 1 - tanh(x) ** 2 is all error at 8.
+Not among them is what a single rounding decides, in eager too: 1 - tanh(x) ** 2 is all error at 8, the gradient of erfcx at 20.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-POINTS = torch.tensor([-40.0, -30, -20, -16, -12, -8, -4, 4, 8, 12, 16, 20, 30, 40])
+POINTS = torch.tensor(
+    [*(-80.0, -40, -30, -20, -16, -13.3, -12, -8, -4), *(4.0, 5.5, 8, 9.2, 9.3, 12, 16, 20, 30, 40, 72)]
+)
 AS_EXACT = 4
 """So many times eager's own distance from float64, beside a few roundings."""
 ROUNDINGS = 16 * torch.finfo(torch.float32).eps
@@ -24,7 +26,7 @@ Function = Callable[[Tensor], Tensor]
 FUNCTIONS: Mapping[str, Function] = {
     **{name: getattr(F, name) for name in "sigmoid silu logsigmoid softplus elu selu celu tanhshrink gelu".split()},
     **{name: getattr(torch.special, name) for name in "expm1 erfc expit log_ndtr ndtr".split()},
-    **{name: getattr(torch, name) for name in "exp atan asinh sinc rsqrt".split()},
+    **{name: getattr(torch, name) for name in "exp atan asinh cosh sinh sinc rsqrt".split()},
     "log1p of exp": lambda x: torch.log1p(torch.exp(x)),
     "logaddexp": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "glu": lambda x: F.glu(torch.cat([torch.ones_like(x), x])),
@@ -67,3 +69,26 @@ def test_tails_are_as_exact_as_eagers(name: str) -> None:
         allowed = AS_EXACT * error(its, exact) + ROUNDINGS
         off = error(mine, exact) - allowed
         assert off.max() <= 0, (mine, its)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_erfcx_has_no_gap_where_erfc_is_subnormal(dtype: torch.dtype) -> None:
+    """From 9.19 and 26.54 on, up to where the exponential overflows."""
+    x = torch.cat([torch.linspace(5, 30, 2001), torch.tensor([1e3, 1e9, torch.inf])]).to(dtype)
+    found = torch.compile(torch.special.erfcx, backend="dynaxla")(x)
+    assert error(found, torch.special.erfcx(x.double())).max() <= 32 * torch.finfo(dtype).eps
+    below = torch.compile(torch.special.log_ndtr, backend="dynaxla")(-x[:-3])
+    assert error(below, torch.special.log_ndtr(-x[:-3].double())).max() <= 64 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_hyperbolic_functions_end_where_their_results_do(dtype: torch.dtype) -> None:
+    """exp(x) overflows before the half of it does."""
+    last = torch.tensor(torch.finfo(dtype).max, dtype=dtype).log() + 0.69
+    x = torch.tensor([last, -last, last + 0.01, -last - 0.01, torch.inf, -torch.inf, torch.nan, 0.0, -0.0], dtype=dtype)
+    sinh, cosh = (torch.compile(f, backend="dynaxla")(x) for f in (torch.sinh, torch.cosh))
+    assert cosh.isinf().tolist() == sinh.isinf().tolist() == [False, False, True, True, True, True, False, False, False]
+    assert cosh.isnan().tolist() == sinh.isnan().tolist() == x.isnan().tolist()
+    assert torch.equal(sinh.signbit(), x.signbit())
+    assert sinh[-1] == 0
+    assert cosh[-1] == 1
