@@ -16,7 +16,7 @@ _TAKES_VERSION_BACK = "_lower_version_count_by_1"  # a local function of Dynamo'
 def drop_own_memory(module: GraphModule) -> None:
     """Removes `x.data = x.to(...)` of inputs, where the conversion gives `x` itself. `layer.to(x.device)` in a forward is one
     for each parameter, though the layer is there already."""
-    graph = module.graph
+    graph, is_changed = module.graph, False
     for node in graph.find_nodes(op="call_function", target=torch.Tensor.set_):
         if not _gives_itself(node):
             continue
@@ -25,7 +25,9 @@ def drop_own_memory(module: GraphModule) -> None:
                 graph.erase_node(user)
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
-    module.recompile()
+        is_changed = True
+    if is_changed:
+        module.recompile()
 
 
 def _gives_itself(node: Node) -> bool:
