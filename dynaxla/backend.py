@@ -222,10 +222,10 @@ class GraphCompiler:
         known = self._process.registered.current
         mark_modules(module)
         if kind == "backward":
-            return CapturedGraph(kind, module, known, saved=Saved(inputs=True))
+            return CapturedGraph(kind, module, known, saved=Saved(inputs=True, in_training=True))
         if kind == "inference":
             self._placement.rewrite_inference(module.graph)
-        inputs, saved = get_forward_inputs(), Saved(outputs=saved_outputs(module.graph))
+        inputs, saved = get_forward_inputs(), Saved(outputs=saved_outputs(module.graph), in_training=kind == "forward")
         return CapturedGraph(kind, module, known, inputs, find_static_inputs(inputs, module), saved)
 
     def _builder(self) -> GraphBuilder:

@@ -105,10 +105,12 @@ class Saved:
     Attributes:
         inputs: whether the graph is a backward, so that its inputs may be saved activations.
         outputs: positions of the outputs that are saved activations.
+        in_training: whether the graph is the forward or backward of a training step, whose weights change from call to call.
     """
 
     inputs: bool = False
     outputs: frozenset[int] = frozenset()
+    in_training: bool = False
 
 
 @dataclass(frozen=True, slots=True)

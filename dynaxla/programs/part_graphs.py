@@ -233,7 +233,7 @@ def _placeholders(module: GraphModule) -> list[Node]:
 
 
 def _may_pack(module: GraphModule, weights: Sequence[int], saved: Saved) -> bool:
-    """Whether small weights may be packed into one argument: only on the device, in an elementwise part that saves nothing.
+    """Whether small weights may be packed into one argument: only on the device, in inference, in an elementwise part.
 
     Every write to a weight packs again, and a weight of the host counts as written at every call. Packed values have no pad
     rules. Beside matrix products an argument's time does not count, and XLA compiles fusions anew that differ in their offsets
@@ -243,7 +243,7 @@ def _may_pack(module: GraphModule, weights: Sequence[int], saved: Saved) -> bool
     values = [node.meta["val"] for node in placeholders]
     fixed = all(isinstance(value, torch.Tensor) and not varies(value) for value in values)
     here = all(values[i].device.type == DEVICE_TYPE for i in weights)
-    return saved == Saved() and fixed and here and is_elementwise(module.graph)
+    return not saved.in_training and fixed and here and is_elementwise(module.graph)
 
 
 def _device(module: GraphModule) -> torch.device:
