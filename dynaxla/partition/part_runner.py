@@ -131,7 +131,7 @@ class PartBuilder:
                 static = [i for i, operand in enumerate(node.args) if operand in held]
                 mark_inner(root.graph, node, inner)
                 made = {i: n for i, n in enumerate(node.args) if isinstance(n, Node) and n.op != "placeholder"}
-                graphs = self._graphs(inner, static, (), Saved())
+                graphs = self._graphs(inner, static, (), Saved(in_training=saved.in_training))
                 part = PredictionChecked(self._compiled(graphs), inner, made, self._note)
                 setattr(root, node.target, part)
         tolerate_strides(root.graph)
