@@ -39,6 +39,7 @@ from dynaxla.partition.partitioner import SplitGraph, WholePart, partition
 from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
 from dynaxla.programs.part_graphs import PartGraphs
+from dynaxla.torch_api.symbols import varies
 from dynaxla.types import ORIGIN, Saved
 
 logger = logging.getLogger("dynaxla")
@@ -299,8 +300,11 @@ def _returns_one(module: GraphModule) -> bool:
 
 
 def _dtype_and_sizes(predicted: torch.Tensor) -> tuple[torch.dtype, tuple[int | None, ...]]:
-    """Returns the dtype and the sizes, None for a symbolic size: those are read from the tensor at every call."""
-    return predicted.dtype, tuple(size if type(size) is int else None for size in predicted.shape)
+    """Returns the dtype and the sizes, None for a size that varies: those are read from the tensor at every call.
+
+    A size that varied until `torch._check` fixed it is still a symbolic number.
+    """
+    return predicted.dtype, tuple(None if varies(size) else int(size) for size in predicted.shape)
 
 
 def _is_as_predicted(given: torch.Tensor, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> bool:
