@@ -38,6 +38,7 @@ from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.input_memory import drop_own_memory
 from dynaxla.torch_api.patches import apply_patches
+from dynaxla.torch_api.symbols import add_deferred_checks
 from dynaxla.types import Saved
 
 logger = logging.getLogger("dynaxla")
@@ -181,7 +182,9 @@ class GraphCompiler:
         self._placement = self._place_inputs(example_inputs)
         tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
 
-        def capture(make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any]) -> Callable[..., Any]:
+        def capture(
+            make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any], inputs: Sequence[Any]
+        ) -> Callable[..., Any]:
             with replace_composites():
                 function: Callable[..., Any] = aot_autograd(
                     **self._compilers(make_compiler),
@@ -192,12 +195,12 @@ class GraphCompiler:
                         remakes_masks=self._target is not None and self._target.has_attention_kernels,
                         find_target=builder.find_target,
                     ),
-                )(module, example_inputs)
+                )(module, inputs)
             return function if is_packaging() else call_directly(function)
 
         if tag is None:
-            return capture(lambda convert: lambda module, _: builder.build(convert(module)))
-        return KeptCapture(capture, builder).find(tag)
+            return capture(lambda convert: lambda module, _: builder.build(convert(module)), example_inputs)
+        return KeptCapture(capture, builder, example_inputs).find(tag, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """Returns the function of a graph that Dynamo captured for a frozen function: the miss policy serves each call."""
@@ -220,6 +223,7 @@ class GraphCompiler:
 
     def _captured(self, kind: Any, module: GraphModule) -> CapturedGraph:
         known = self._process.registered.current
+        add_deferred_checks(module)
         mark_modules(module)
         if kind == "backward":
             return CapturedGraph(kind, module, known, saved=Saved(inputs=True, in_training=True))

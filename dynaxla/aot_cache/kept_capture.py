@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -28,8 +28,9 @@ from dynaxla.torch_api.dynamo import find_undisabled
 logger = logging.getLogger("dynaxla")
 
 Convert = Callable[[GraphModule], CapturedGraph]
-CaptureBy = Callable[[Callable[[Convert], Any]], Callable[..., Any]]
-"""Has AOTAutograd capture Dynamo's graph, by compilers that its argument makes of conversions, and returns its function."""
+CaptureBy = Callable[[Callable[[Convert], Any], Sequence[Any]], Callable[..., Any]]
+"""Has AOTAutograd capture Dynamo's graph for inputs, by compilers that the first argument makes of conversions, and returns
+its function."""
 
 
 class KeptCapture:
@@ -38,25 +39,27 @@ class KeptCapture:
     Args:
         capture: captures the graph.
         builder: of the graph.
+        inputs: of the call that is captured; fake tensors alone are kept.
     """
 
-    def __init__(self, capture: CaptureBy, builder: GraphBuilder) -> None:
+    def __init__(self, capture: CaptureBy, builder: GraphBuilder, inputs: Sequence[Any]) -> None:
         self.builder = builder
         self._capture = capture
-        self._state = CaptureState()
+        self._state = CaptureState(inputs)
         self._lookup = Lookup()
         self._loaded: dict[str, CachedGraph] = {}
         self._lock = new_lock()
         self._again: tuple[Callable[..., Any], dict[str, tuple[str, GraphFunction]]] | None = None
 
-    def find(self, tag: str) -> Callable[..., Any]:
+    def find(self, tag: str, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Returns the function of the graph.
 
         Args:
             tag: see `dynaxla.aot_cache.capture_key.find_tag`.
+            inputs: of the call that is captured.
         """
         with use_cache_tag(tag) as self._lookup, share_in_capture(self):
-            function = self._capture(self._make_stored)
+            function = self._capture(self._make_stored, inputs)
         for why in self._lookup.unreadable:
             self._note(why)
         if is_packaging():
@@ -128,7 +131,7 @@ class KeptCapture:
 
                     return build
 
-                function = self._state.capture_again(lambda: self._capture(make_compiler))
+                function = self._state.capture_again(lambda: self._capture(make_compiler, self._state.inputs))
                 self._again = function, graphs
             return self._again
 

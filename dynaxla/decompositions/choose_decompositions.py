@@ -10,11 +10,11 @@ from typing import Any
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.flex_attention import replace_flex_attention
 from dynaxla.decompositions.fused_attention import replace_attention
+from dynaxla.decompositions.image_sizes import keep_resizes_whole, pool_images_by_mean
 from dynaxla.decompositions.margin_losses import replace_margin_losses
 from dynaxla.decompositions.mask_writes import replace_mask_gradients
 from dynaxla.decompositions.quantized import quantized_decompositions
 from dynaxla.decompositions.random_draws import random_decompositions
-from dynaxla.decompositions.resize import keep_resizes_whole
 from dynaxla.decompositions.rnn_layers import replace_rnn_layers
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload
@@ -27,6 +27,7 @@ def replace_composites() -> Iterator[None]:
     """Context of a trace, in which ops that torch takes apart before it consults a table are made of others, or stay whole."""
     with (
         keep_resizes_whole(),
+        pool_images_by_mean(),
         replace_margin_losses(),
         replace_mask_gradients(),
         replace_rnn_layers(),

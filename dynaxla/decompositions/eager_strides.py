@@ -85,6 +85,7 @@ _RULES: Mapping[OpOverload, Rule] = MappingProxyType(
             (
                 *(aten.reflection_pad3d.default, aten.replication_pad3d.default, aten.max_unpool2d.default),
                 *(aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+                *(aten._batch_norm_no_update.default, aten._batch_norm_with_update_functional.default),
                 aten._native_batch_norm_legit.no_stats,
                 aten._native_batch_norm_legit_no_training.default,
                 aten._native_batch_norm_legit_functional.default,

@@ -32,6 +32,7 @@ from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
 _PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
 _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
+_RESIZE = "resize it outside of the compiled function"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
@@ -114,7 +115,7 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:
     """Returns why AOTAutograd cannot capture a graph of Dynamo's, or would give wrong gradients; None if neither is so."""
-    return _swapped_input(module) or _gradient_of_an_overlap(module)
+    return _swapped_input(module) or _resized_memory(module) or _gradient_of_an_overlap(module)
 
 
 def _swapped_input(module: GraphModule) -> FallbackReason | None:
@@ -124,6 +125,14 @@ def _swapped_input(module: GraphModule) -> FallbackReason | None:
         return None
     detail = "an input is given other memory, as by x.data = y"
     return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_COPY_INTO)
+
+
+def _resized_memory(module: GraphModule) -> FallbackReason | None:
+    """Refuses `x.untyped_storage().resize_(n)`: what reads x before it would be computed after it, of memory that is gone."""
+    if not module.graph.find_nodes(op="call_function", target=torch.ops.inductor.resize_storage_bytes_):
+        return None
+    detail = "the memory of an input is resized, as by x.untyped_storage().resize_(0)"
+    return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_RESIZE)
 
 
 def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:

@@ -11,7 +11,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
 from dynaxla.diagnostics import FallbackReason
-from dynaxla.partition.op_support import is_assertion, is_size_check
+from dynaxla.partition.op_support import is_assertion, is_size_arithmetic, is_size_check
 from dynaxla.partition.output_views import Aliases
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_signature import PartIdentity, PartSignature
@@ -38,6 +38,7 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     """Partitions a functional graph. `refuse` returns why a `call_function` node cannot be compiled, or None."""
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     run_by_torch = {n for n in calls if is_size_check(n) or is_assertion(n) or IN_PLACE in n.meta}
+    run_by_torch.update(*map(_arithmetic_of, filter(is_size_check, calls)))
     refused = {n: reason for n in calls if n not in run_by_torch and (reason := refuse(n)) is not None}
     if not refused and all(map(is_assertion, run_by_torch)):
         return Partition(None, ())
@@ -54,6 +55,23 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     partitioner = CapabilityBasedPartitioner(copy, support, allows_single_node_partition=True)
     root = partitioner.fuse_partitions(_with_work(partitioner.propose_partitions()))
     return Partition(root, tuple(refused.values()))
+
+
+def _arithmetic_of(check: Node) -> set[Node]:
+    """The arithmetic whose result a check reads: torch computes it of the numbers and tensors of the call. A part would compute
+    it of its sizes, for which the check holds: capture writes 3 for n behind `torch._check(n == 3)`."""
+    found: set[Node] = set()
+    pending = [check]
+    while pending:
+        operands = pending.pop().all_input_nodes
+        made = {n for n in operands if n.op == "call_function" and is_size_arithmetic(n) and _is_number(n)} - found
+        pending.extend(made)
+        found |= made
+    return found
+
+
+def _is_number(node: Node) -> bool:
+    return not isinstance(node.meta["val"], (torch.Tensor, tuple, list))
 
 
 def _picks_from(node: Node, eager: set[Node]) -> bool:

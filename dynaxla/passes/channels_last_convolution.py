@@ -66,7 +66,16 @@ def _rewrite_convolution(graph: Graph, node: Node) -> None:
     result = call_before(graph, node, internal.CONVOLUTION, (moved, kernel, bias, *settings, groups))
     back = call_before(graph, node, aten.permute.default, (result, first))
     # The clone stands for torch's memory format; it costs nothing in XLA, which knows no strides.
-    replace(graph, node, aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
+    replace(graph, node, aten.clone.default, (back,), {"memory_format": _memory_format(node.meta["val"])})
+
+
+def _memory_format(result: torch.Tensor) -> torch.memory_format:
+    """What torch gives a convolution: row-major, or channels last as the permuted result has them already.
+
+    Its sizes may vary, so its strides are not compared, which would guard them: the innermost one is the number 1.
+    """
+    innermost = result.stride(-1)
+    return torch.contiguous_format if isinstance(innermost, int) and innermost == 1 else torch.preserve_format
 
 
 def _per_dim(values: Any, dims: int) -> list[Any]:

@@ -8,11 +8,14 @@ becomes part of the program; results get torch's strides the same way. Neither c
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, Node, map_arg
 
+from dynaxla.bucketing.size_expressions import Size, evaluate, is_fixed, size_of
 from dynaxla.fx.permutations import find_row_major_order, invert_permutation, is_dense
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 from dynaxla.torch_api.meta_kernels import run_meta_kernel
@@ -103,12 +106,43 @@ class _Specializer:
             elif item in placeholders:
                 sources.append(OutputSource(argument=placeholders[item]))
             else:
-                sources.append(self._result(value, place in self._strided, results, produced))
+                is_strided = place in self._strided
+                fake = self._as_captured(item, value.meta["val"]) if is_strided else value.meta["val"]
+                sources.append(self._result(value, fake, is_strided, results, produced))
         self._graph.output(tuple(produced))
         return tuple(sources)
 
-    def _result(self, value: Node, is_strided: bool, results: dict[Node, int], produced: list[Node]) -> OutputSource:
-        fake = value.meta["val"]
+    def _as_captured(self, node: Node, fake: torch.Tensor) -> torch.Tensor:
+        """A result with the strides that the source has for it.
+
+        Fake kernels predict others at numbers than at symbols for some calls, and a pass writes some calls as others.
+        """
+        captured = node.meta["val"]
+        if self._arguments is None or not all(map(self._is_known, (*captured.shape, *captured.stride()))):
+            return fake
+        sizes, strides = (
+            [evaluate(size_of(n), self._symbols) for n in each] for each in (captured.shape, captured.stride())
+        )
+        if tuple(sizes) != tuple(fake.shape) or tuple(strides) == fake.stride():
+            return fake
+        with self._mode:
+            return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
+
+    def _is_known(self, number: Any) -> bool:
+        size = size_of(number)
+        return is_fixed(size) or self._symbols.keys() >= size.free_symbols
+
+    @cached_property
+    def _symbols(self) -> dict[sympy.Symbol, int]:
+        """The values of the source's symbols in the arguments."""
+        placeholders = (node.meta["val"] for node in self._source.nodes if node.op == "placeholder")
+        given = zip(placeholders, self._arguments or (), strict=True)
+        pairs = [pair for value, argument in given for pair in _numbers(value, argument)]
+        return {size: number for size, number in pairs if isinstance(size, sympy.Symbol)}
+
+    def _result(
+        self, value: Node, fake: torch.Tensor, is_strided: bool, results: dict[Node, int], produced: list[Node]
+    ) -> OutputSource:
         order = find_row_major_order(fake)
         torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_strided and not is_dense(fake) else None
         made = value if torch_layout is None else self._once_each(value)
@@ -128,6 +162,14 @@ class _Specializer:
             if stride == 0 and size > 1:
                 value = self._add(aten.slice.Tensor, (value, dim, 0, 1), {}, _source(value))
         return value
+
+
+def _numbers(value: Any, argument: Any) -> list[tuple[Size, int]]:
+    """The expression of a number, or of each size and stride of a tensor, and its value in an argument."""
+    if not isinstance(value, torch.Tensor):
+        return [(size_of(value), argument)]
+    numbers, theirs = (*value.shape, *value.stride()), (*argument.shape, *argument.stride())
+    return [(size_of(number), its) for number, its in zip(numbers, theirs, strict=True)]
 
 
 def _source(node: Node) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextvars
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._functorch import config as _functorch_config
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dynaxla.torch_api.autocast_lists import autocast_state
 from dynaxla.torch_api.dynamo import compile_lock
@@ -29,10 +30,19 @@ class CaptureState:
 
     Relies on `TracingContext` and `CompileContext`, which torch itself keeps for a backward that it captures later, and on
     torch's settings being context variables.
+
+    Args:
+        inputs: of the call that is captured.
+
+    Attributes:
+        inputs: the fake tensors of Dynamo's for them: a function that is kept would keep the memory of the tensors, and the
+            weights of a model that is no longer used. Relies on `FakeTensorMode.from_tensor` remembering them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[Any]) -> None:
         self._tracing, self._compiling = TracingContext.try_get(), CompileContext.try_get()
+        mode = None if self._tracing is None else self._tracing.fake_mode
+        self.inputs = [x if mode is None or not _is_plain_tensor(x) else mode.from_tensor(x) for x in inputs]
         self._variables = contextvars.copy_context()
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._autocasts, self._keeps_casts = autocast_state(), torch.is_autocast_cache_enabled()
@@ -56,6 +66,10 @@ class CaptureState:
                 state.enter_context(torch.autocast(device, dtype, cache_enabled=self._keeps_casts))
             state.enter_context(_functorch_config.patch(force_non_lazy_backward_lowering=True))
             return capture()
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
 
 
 def find_replaced_formula() -> str | None:

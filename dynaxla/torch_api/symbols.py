@@ -1,4 +1,4 @@
-"""Symbolic sizes: their expressions, their values in the call being captured, their guards and ranges.
+"""Symbolic sizes: their expressions, their values in the call being captured, their guards, ranges and checks.
 
 Relies on `SymInt.node` (a SymNode) with `expr`, `hint` and `shape_env`, which SymFloat and SymBool have too.
 """
@@ -10,7 +10,11 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_symbols, is_nested_int
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+
+from dynaxla.torch_api.pytree import tree_leaves
 
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 _SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -87,6 +91,21 @@ def guards(value: Symbolic) -> list[sympy.Expr]:
     Relies on `ShapeEnv.guards`, each with its `expr`.
     """
     return [guard.expr for guard in value.node.shape_env.guards]
+
+
+def add_deferred_checks(module: GraphModule) -> None:
+    """Adds the checks of sizes that are known only when the graph runs, each computed of what the graph reads.
+
+    Dynamo's graph has them, but of `torch._check(n == x.size(0))` AOTAutograd writes the size for n, also in the check itself.
+    Relies on `unbacked_bindings` in a node's `meta`, on `ShapeEnv.deferred_runtime_asserts`, and on
+    `insert_deferred_runtime_asserts`.
+    """
+    values = tree_leaves([n.meta["val"] for n in module.graph.nodes if n.meta.get("unbacked_bindings")])
+    numbers = (number for value in values for number in (value.shape if isinstance(value, torch.Tensor) else (value,)))
+    known = next((number for number in numbers if isinstance(number, _SYMBOLIC_TYPES)), None)
+    if known is not None and known.node.shape_env.deferred_runtime_asserts:
+        insert_deferred_runtime_asserts(module, known.node.shape_env, "checks")
+        module.recompile()
 
 
 def describe_known_sizes(value: Symbolic) -> Iterator[list[str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,28 @@ def test_weights_are_the_callers_and_read_anew(recorder: Recorder) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("train", [False, True])
+def test_a_function_keeps_neither_a_model_nor_the_first_inputs(train: bool, recorder: Recorder) -> None:
+    def run() -> list[weakref.ref[Tensor]]:
+        torch.manual_seed(0)
+        model, x = mlp(), torch.randn(5, 8)
+        with torch.set_grad_enabled(train):
+            compiled.append(compile_anew(model))
+            y = compiled[-1](x).sum()
+        if train:
+            y.backward()
+        return [weakref.ref(x), *map(weakref.ref, model.parameters())]
+
+    compiled: list[Callable[[Tensor], Tensor]] = []
+    for loaded in (0, 1):
+        with recorder.expect(captures_loaded=loaded * (1 + train)):
+            first, *weights = run()
+        assert first() is None
+        compiled.clear()
+        gc.collect()
+        assert [each() for each in weights] == [None] * len(weights)
+
+
 def test_random_numbers_are_drawn_anew(recorder: Recorder) -> None:
     drawn = []
     for number in range(2):

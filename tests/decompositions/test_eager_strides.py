@@ -74,6 +74,7 @@ CALLS: dict[str, Made] = {
     "floor of a number's quotient": lambda x, y: torch.div(x, 0.3, rounding_mode="floor"),
     "floor_divide": torch.floor_divide,
     "floor_divide by a number": lambda x, y: x // 0.3,
+    "floor_divide by a tensor of one number": lambda x, y: x // y[0, 0, 0],
     "heaviside": torch.heaviside,
     "ldexp": torch.ldexp,
     "logaddexp": torch.logaddexp,
@@ -81,13 +82,21 @@ CALLS: dict[str, Made] = {
     "xlogy": torch.xlogy,
     "batch norm": lambda x, y: F.batch_norm(x, None, None, y[0, :, 0], training=True),
     "batch norm with statistics": lambda x, y: F.batch_norm(x, y[0, :, 0], y[1, :, 0]),
+    "batch norm that updates statistics": lambda x, y: aten._batch_norm_with_update(
+        x, None, None, y[0, :, 0].clone(), y[1, :, 0].clone(), 0.1, 1e-5
+    )[0],
+    "convolution": lambda x, y: F.conv1d(x, torch.ones(2, 4, 3)),
+    "convolution of one image": lambda x, y: F.conv2d(x.unsqueeze(0), torch.ones(2, x.shape[0], 3, 3)),
+    "pool of one image": lambda x, y: F.adaptive_avg_pool2d(x.unsqueeze(0), 1),
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "how", [{"dynamic": False}, {"dynamic": True}, {"dynamic": True, "options": {"bucketing": "off"}}]
+)
 @pytest.mark.parametrize("name", CALLS)
-def test_compiled(name: str, dynamic: bool) -> None:
-    compiled = torch.compile(CALLS[name], backend="dynaxla", dynamic=dynamic)
+def test_compiled(name: str, how: dict[str, Any]) -> None:
+    compiled = torch.compile(CALLS[name], backend="dynaxla", **how)
     for sizes in ((5, 4, 6), (7, 4, 6)):
         x, y = permuted(sizes, (2, 0, 1)), permuted(sizes, (1, 2, 0))
         expected, given = CALLS[name](x, y), compiled(x, y)

@@ -446,22 +446,6 @@ def test_a_result_unlike_its_fake_value_is_not_read_as_one(
         assert_close(_compile(model)(x, "right")[2], model(x, "right")[2])
 
 
-@pytest.mark.parametrize("sizes", [lambda n: n == 4, lambda n: n > 2])
-def test_a_size_that_a_check_of_torch_fixes(sizes: Callable[[int], bool]) -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        found = x.nonzero()
-        torch._check(sizes(found.size(0)))
-        return found + 3
-
-    x, few = torch.tensor([0, 1, 3, 4, 2, 0, 0]), torch.tensor([0, 0, 1])
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = _compile(model)
-        assert_close(compiled(x), model(x))
-        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
-            compiled(few)
-        assert_close(compiled(x), model(x))
-
-
 @torch.no_grad()
 def test_the_error_check_of_a_solver_has_a_name_of_its_own() -> None:
     def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -486,3 +470,16 @@ def test_an_input_that_is_given_other_memory(of: Callable[[int], torch.Tensor], 
     assert "side_effect; an input is given other memory" in recorder.snapshot().fallbacks[-1]
     with pytest.raises(UnsupportedError, match="copy_"):
         torch.compile(swap, backend="dynaxla", options={"fallback": "error"})(x, y)
+
+
+def test_memory_that_is_given_back_in_the_midst_of_a_graph(recorder: Recorder) -> None:
+    def release(x: torch.Tensor) -> torch.Tensor:
+        y = (x + 1).sin()
+        x.untyped_storage().resize_(0)
+        return y.cos()
+
+    x = torch.randn(10)
+    expected = (x + 1).sin().cos()
+    assert_close(torch.compile(release, backend="dynaxla", fullgraph=True)(x), expected)
+    assert x.untyped_storage().size() == 0
+    assert "side_effect; the memory of an input is resized" in recorder.snapshot().fallbacks[-1]

@@ -28,9 +28,9 @@ def test_a_graph_is_captured_again_as_it_was(dynamic: bool) -> None:
         return module.forward
 
     def backend(module: GraphModule, inputs: Any) -> Any:
-        state = CaptureState()
+        state = CaptureState(inputs)
         capture = aot_autograd(fw_compiler=note, bw_compiler=note)
-        agains.append(lambda: state.capture_again(lambda: capture(module, inputs)))
+        agains.append(lambda: state.capture_again(lambda: capture(module, state.inputs)))
         return capture(module, inputs)
 
     class Again(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dynaxla.torch_api import size_functions, symbols
+from dynaxla.torch_api.aot import aot_autograd
 from tests.torch_api.boundary import boundary
 
 S = sympy.Symbol("s", integer=True, positive=True)
@@ -181,3 +182,23 @@ def test_bounds_of_operations_are_put_together() -> None:
     assert F.upper_bound(F.FloorDiv(S, 2) + 1, {S: (2, 9)}) == 5
     assert F.upper_bound(F.Mod(S, 8), {S: (2, 100)}) == 7
     assert F.upper_bound(128 - S, {S: (2, 100)}) == 126
+
+
+@boundary("symbols.add_deferred_checks")
+def test_a_number_that_a_check_takes_for_a_size_is_compared_with_it() -> None:
+    """AOTAutograd writes the size for the number: in its own graph the check compares the size with itself."""
+
+    def plus(x: Tensor, n: Tensor) -> Tensor:
+        number = n.item()
+        torch._check(number == x.shape[0] - 4)
+        return x + number
+
+    def add(module: GraphModule, inputs: Any) -> Any:
+        symbols.add_deferred_checks(module)
+        return module.forward
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(plus, backend=aot_autograd(fw_compiler=add), dynamic=True)
+        assert compiled(torch.ones(7), torch.tensor([3])).tolist() == [4] * 7
+        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+            compiled(torch.ones(7), torch.tensor([2]))
