@@ -38,6 +38,7 @@ from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.input_memory import drop_own_memory
 from dynaxla.torch_api.patches import apply_patches
+from dynaxla.torch_api.random_numbers import take_full_precision
 from dynaxla.torch_api.symbols import add_deferred_checks
 from dynaxla.types import Saved
 
@@ -149,7 +150,8 @@ class GraphCompiler:
             refused = capture_refusal(module)
             if refused is not None:
                 self._boundary.leave(refused, module)
-            compiled = self._capture(module, example_inputs) if refused is None else module.forward
+            inputs = take_full_precision(module, example_inputs)
+            compiled = self._capture(module, inputs) if refused is None else module.forward
         except Exception as error:  # the border of a graph's capture, see partition/error_boundary.py
             if is_packaging():
                 raise
