@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -25,13 +26,14 @@ from dynaxla.errors import (
 from dynaxla.fx.graph_utils import opaque_class_of, tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import captured_value, get_view_base, is_view
+from dynaxla.torch_api.fakes import FakeTensor, captured_value, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
 _PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
 _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
+_GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
 _FAILURES = {
@@ -111,6 +113,14 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
         detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
     return None
+
+
+def refuse_fake_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
+    """Returns why a graph that is called with fake tensors runs in eager, on their shapes alone; None for other inputs."""
+    if not any(isinstance(value, FakeTensor) for value in inputs):
+        return None
+    detail = "an input is a fake tensor, which has a shape and no data"
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DATA)
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dynaxla.diagnostics import ReasonId
@@ -97,3 +98,14 @@ def test_indices_of_triangles_where_sizes_vary() -> None:
         for shape in ((3, 5), (4, 5), (7, 9)):
             x = torch.randn(shape)
             assert_close(compiled(x), function(x))
+
+
+def test_fake_tensors_are_given_shapes_alone(recorder: Recorder) -> None:
+    compiled = torch.compile(lambda x: x.sin() + x, backend="dynaxla")
+    with FakeTensorMode():
+        fake = torch.randn(3)
+        assert compiled(fake).shape == (3,)
+    assert "unsupported_tensor; an input is a fake tensor" in recorder.snapshot().fallbacks[-1]
+    x = torch.randn(3)
+    assert_close(compiled(x), x.sin() + x)
+    assert compiled(fake).shape == (3,)
