@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.fx.permutations import invert_permutation
-from dynaxla.torch_api.decompositions import Decomposition
+from dynaxla.torch_api.decompositions import Decomposition, suggest_memory_format
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.symbols import example
@@ -54,11 +54,9 @@ def _format_of(place: int) -> Rule:
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
-    """The channels-last format of a tensor that is dense in it and not row-major; else the row-major one."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if channels_last is None or x.is_contiguous() or not x.is_contiguous(memory_format=channels_last):
-        return torch.contiguous_format
-    return channels_last
+    """The format that torch gives results like x: channels last if the strides have that order, with gaps too, and are not
+    row-major."""
+    return torch.contiguous_format if x.is_contiguous() else suggest_memory_format(x)
 
 
 _RULES: Mapping[OpOverload, Rule] = MappingProxyType(

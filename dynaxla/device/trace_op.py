@@ -214,7 +214,8 @@ class _Capturing:
         assert known.function is not None
         args, kwargs = self._arguments({TENSOR: tensors, NUMBER: numbers, HOST: hosts})
         made = function(*args, **kwargs)
-        if numbers or isinstance(known.function, OpOverload):
+        has_gaps = any(_has_gaps(layout) for _, layout in self._tensors)
+        if numbers or has_gaps or isinstance(known.function, OpOverload):
             # Numbers as plain ones, which take part in the choice of a dtype as numbers do.
             plain = self._arguments({TENSOR: self._strided(tensors), NUMBER: [k(1) for k in self._kinds], HOST: hosts})
             made = _match_results(made, _compute_as_eager(known.function, *plain))
@@ -222,10 +223,9 @@ class _Capturing:
 
     def _strided(self, tensors: Sequence[Any]) -> list[Any]:
         """The tensors, those with gaps between their elements with the strides that they have for torch."""
-        layouts = [layout for _, layout in self._tensors]
         return [
-            tensor if layout.is_empty or layout.has_order_of_memory else _like(tensor, layout.own_strides)
-            for tensor, layout in zip(tensors, layouts, strict=True)
+            _like(tensor, layout.own_strides) if _has_gaps(layout) else tensor
+            for tensor, (_, layout) in zip(tensors, self._tensors, strict=True)
         ]
 
     def _arguments(self, values: Mapping[int, Sequence[Any]]) -> tuple[list[Any], dict[str, Any]]:
@@ -288,6 +288,10 @@ def _filled(part: Part, queues: Mapping[int, Iterator[Any]]) -> Any:
     if kind == PLAIN:
         return float(part[2]) if part[1] is float else part[2]
     return torch.device("cpu") if kind == DEVICE else next(queues[kind])
+
+
+def _has_gaps(layout: ViewLayout) -> bool:
+    return not layout.is_empty and not layout.has_order_of_memory
 
 
 def _like(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

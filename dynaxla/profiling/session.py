@@ -32,6 +32,7 @@ PREFIX = "dynaxla: "
 SPANS = {
     "dispatch.CompiledPart.__call__": "call",
     "dispatch.MissHandler.serve": "miss",
+    "programs.staged_arguments.StagedArguments.fill": "copy and pad",
     "programs.argument_binder.HostBinder.bind_padded": "pad",
     "device.compiled_graphs.DeviceBinder.bind_padded": "pad",
     "runtime.loaded_executables.PjrtExecutable.run": "execute",

@@ -132,14 +132,16 @@ def test_a_schedule_has_the_device_in_each_cycle(tmp_path: Path) -> None:
     assert kernels[0] == kernels[1] > 0
 
 
-def test_padding_and_cropping_are_shown_in_a_bucket(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "pad"), [(9, "copy and pad"), (1 << 14, "pad")])
+def test_padding_and_cropping_are_shown_in_a_bucket(width: int, pad: str, tmp_path: Path) -> None:
+    """Small arguments are padded where they are copied to."""
     torch.compiler.reset()
     compiled = torch.compile(lambda x: x.softmax(-1) * 2, backend="dynaxla", dynamic=True)
-    compiled(torch.randn(5, 9))
+    compiled(torch.randn(5, width))
     with dynaxla.profile(tmp_path):
-        compiled(torch.randn(6, 9))
+        compiled(torch.randn(6, width))
     names = {event.get("name") for event in read_trace(tmp_path)}
-    assert {f"{PREFIX}{stage}" for stage in ("call", "pad", "execute", "crop")} <= names
+    assert {f"{PREFIX}{stage}" for stage in ("call", pad, "execute", "crop")} <= names
 
 
 def test_nothing_stays_behind() -> None:
