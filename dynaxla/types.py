@@ -48,12 +48,13 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def restride(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Returns a tensor with these sizes and strides: in the memory of `tensor` if that has the strides, else a copy.
+    """Returns a tensor with these sizes and strides: in the memory of `tensor` if that has the strides, else a copy. What is
+    empty has memory of torch's own.
 
     Args:
         tensor: has one element in each dim of stride 0.
     """
-    if not has_strides(tensor, strides):
+    if not has_strides(tensor, strides) or not tensor.numel():
         made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         tensor = made.copy_(tensor)
         if tensor.shape == sizes:
@@ -121,7 +122,8 @@ class OutputSource:
         result: index of the executable's result. `order` then permutes the result to torch's strides.
         argument: index of the part's argument that is returned unchanged.
         value: a Python value known at compile time (a size, None).
-        torch_layout: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements.
+        torch_layout: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements; or
+            if the result is empty, so that torch may resize it.
     """
 
     result: int | None = None

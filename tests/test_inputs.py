@@ -248,6 +248,20 @@ def test_results_are_the_callers_own() -> None:
     assert torch.equal(first, torch.full((64,), 5.0))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_empty_results_may_be_resized_by_eager(dynamic: bool) -> None:
+    def sort(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        torch.sort(x * 2, out=(values, places))  # breaks the graph, as it resizes them
+        return values, places, x[:0]
+
+    x = torch.randn(5)
+    for mine, eager in zip(torch.compile(sort, backend="dynaxla", dynamic=dynamic)(x), sort(x), strict=True):
+        assert_close(mine, eager)
+    with torch.no_grad():
+        assert _compile(lambda x: torch.empty(0, 3) + x.sum(), dynamic=dynamic)(x).resize_(7).shape == (7,)
+
+
 @torch.no_grad()
 def test_threads_share_one_compiled_model(recorder: Recorder) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
