@@ -144,8 +144,8 @@ class _Specializer:
         self, value: Node, fake: torch.Tensor, is_strided: bool, results: dict[Node, int], produced: list[Node]
     ) -> OutputSource:
         order = find_row_major_order(fake)
-        has_own_memory = not is_dense(fake) or fake.numel() == 0  # what is empty may be resized, as by out=
-        torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_strided and has_own_memory else None
+        is_copied = (is_strided and not is_dense(fake)) or fake.numel() == 0  # torch may resize what is empty, for out=
+        torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_copied else None
         made = value if torch_layout is None else self._once_each(value)
         if made not in results:
             results[made] = len(produced)
