@@ -150,8 +150,7 @@ class GraphCompiler:
             refused = capture_refusal(module) or (None if self._overridden else refuse_fake_inputs(example_inputs))
             if refused is not None:
                 self._boundary.leave(refused, module)
-            inputs = take_full_precision(module, example_inputs)
-            compiled = self._capture(module, inputs) if refused is None else module.forward
+            compiled = self._capture(module, example_inputs) if refused is None else module.forward
         except Exception as error:  # the border of a graph's capture, see partition/error_boundary.py
             if is_packaging():
                 raise
@@ -172,6 +171,7 @@ class GraphCompiler:
             logger.warning("%s", warning)
 
     def _capture(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        example_inputs = take_full_precision(module, example_inputs)
         self._policies = choose_policies(
             module.graph,
             example_inputs,
@@ -202,7 +202,7 @@ class GraphCompiler:
 
         if tag is None:
             return capture(lambda convert: lambda module, _: builder.build(convert(module)), example_inputs)
-        return KeptCapture(capture, builder, example_inputs).find(tag, example_inputs)
+        return KeptCapture(capture, builder).find(tag, example_inputs)
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """Returns the function of a graph that Dynamo captured for a frozen function: the miss policy serves each call."""

@@ -39,13 +39,12 @@ class KeptCapture:
     Args:
         capture: captures the graph.
         builder: of the graph.
-        inputs: of the call that is captured; fake tensors alone are kept.
     """
 
-    def __init__(self, capture: CaptureBy, builder: GraphBuilder, inputs: Sequence[Any]) -> None:
+    def __init__(self, capture: CaptureBy, builder: GraphBuilder) -> None:
         self.builder = builder
         self._capture = capture
-        self._state = CaptureState(inputs)
+        self._state: CaptureState
         self._lookup = Lookup()
         self._loaded: dict[str, CachedGraph] = {}
         self._lock = new_lock()
@@ -56,8 +55,9 @@ class KeptCapture:
 
         Args:
             tag: see `dynaxla.aot_cache.capture_key.find_tag`.
-            inputs: of the call that is captured.
+            inputs: of the call that is captured; fake tensors alone are kept.
         """
+        self._state = CaptureState(inputs)
         with use_cache_tag(tag) as self._lookup, share_in_capture(self):
             function = self._capture(self._make_stored, inputs)
         for why in self._lookup.unreadable:

@@ -11,6 +11,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
 from dynaxla.diagnostics import FallbackReason
+from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.partition.op_support import is_assertion, is_size_arithmetic, is_size_check
 from dynaxla.partition.output_views import Aliases
 from dynaxla.programs.part_graphs import PartGraphs
@@ -64,14 +65,10 @@ def _arithmetic_of(check: Node) -> set[Node]:
     pending = [check]
     while pending:
         operands = pending.pop().all_input_nodes
-        made = {n for n in operands if n.op == "call_function" and is_size_arithmetic(n) and _is_number(n)} - found
+        made = {n for n in operands if n.op == "call_function" and is_size_arithmetic(n) and not tensors_of(n)} - found
         pending.extend(made)
         found |= made
     return found
-
-
-def _is_number(node: Node) -> bool:
-    return not isinstance(node.meta["val"], (torch.Tensor, tuple, list))
 
 
 def _picks_from(node: Node, eager: set[Node]) -> bool:

@@ -86,6 +86,7 @@ CALLS: dict[str, Made] = {
         x, None, None, y[0, :, 0].clone(), y[1, :, 0].clone(), 0.1, 1e-5
     )[0],
     "convolution": lambda x, y: F.conv1d(x, torch.ones(2, 4, 3)),
+    "unpooling": lambda x, y: F.max_unpool1d(*F.max_pool1d(x, 2, return_indices=True), 2),
     "convolution of one image": lambda x, y: F.conv2d(x.unsqueeze(0), torch.ones(2, x.shape[0], 3, 3)),
     "pool of one image": lambda x, y: F.adaptive_avg_pool2d(x.unsqueeze(0), 1),
 }
