@@ -120,6 +120,14 @@ def test_weights_in_training_stay_apart(device: torch.device, arguments: list[in
     assert mine.small[1].grad is not None
 
 
+def test_weights_of_a_part_in_training_stay_apart(device: torch.device, arguments: list[int]) -> None:
+    """The graph has an op that runs in eager, so that it is made of parts."""
+    _, mine, _ = _both(device)
+    compiled = torch.compile(lambda x: torch.poisson(mine(x)[0].abs()) + mine(x)[0], backend="dynaxla")
+    compiled(torch.randn(3, 2, device=device)).sum().backward()
+    assert max(arguments) > 2 * COUNT
+
+
 @torch.no_grad()
 def test_threads_see_their_writes(device: torch.device) -> None:
     theirs, mine, compiled = _both(device)

@@ -96,3 +96,21 @@ def test_what_fails_to_compile_between_permuted_tensors(monkeypatch: pytest.Monk
     with monkeypatch.context() as broken:
         _break(ReasonId.COMPILE_FAILED, broken)
         assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_that_fail_to_compile_have_eagers_strides(
+    memory_format: torch.memory_format, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes write the convolution as one with channels last, which then runs in eager."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, torch.ones(4, 3, 3, 3))
+
+    x = torch.randn(2, 3, 8, 9).contiguous(memory_format=memory_format)
+    _break(ReasonId.COMPILE_FAILED, monkeypatch)
+    made = torch.compile(model, backend="dynaxla", dynamic=dynamic)(x)
+    assert_close(made, model(x))
+    assert made.stride() == model(x).stride()
