@@ -262,8 +262,8 @@ else:
 def test_a_live_mesh_finds_what_was_compiled_for_it(train: bool, way: str, tmp_path: Path) -> None:
     package = tmp_path / "package"
     kind = "train" if train else "infer"
-    for step, cached in (("compile", tmp_path / "a"), ("run", package)):
-        environ = {**os.environ, "DYNAXLA_CACHE_DIR": f":{cached}" if step == "run" else str(cached)}
+    for step, cached in (("compile", str(tmp_path / "a")), ("run", f"{tmp_path / 'b'}:{package}")):
+        environ = {**os.environ, "DYNAXLA_CACHE_DIR": cached}  # not the user's, where other processes keep programs
         done = subprocess.run(
             [sys.executable, "-c", ON_DEVICES, step, str(package), kind, way],
             env=environ,
