@@ -22,7 +22,7 @@ from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import capture_refusal, refuse_fake_inputs
+from dynaxla.partition.op_support import capture_refusal, refuse_inputs
 from dynaxla.passes.manager import CapturedGraph, find_static_inputs
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
@@ -147,7 +147,7 @@ class GraphCompiler:
         self._origin = CapturedFunction(captured.function)
         try:
             drop_own_memory(module)
-            refused = capture_refusal(module) or (None if self._overridden else refuse_fake_inputs(example_inputs))
+            refused = capture_refusal(module) or (None if self._overridden else refuse_inputs(example_inputs))
             if refused is not None:
                 self._boundary.leave(refused, module)
             compiled = self._capture(module, example_inputs) if refused is None else module.forward

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynaxla.torch_api.python_kernels import is_batched, is_in_transform
+from dynaxla.torch_api.transforms import is_batched, is_in_transform
 
 Kind = Literal["lstm", "gru", "tanh", "relu"]
 

@@ -18,13 +18,8 @@ from torch.types import IntLikeType
 from dynaxla.custom_ops import internal
 from dynaxla.torch_api.decompositions import get_computation_dtype
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.python_kernels import (
-    AUTOGRAD,
-    COMPOSITE,
-    is_in_transform,
-    make_composite_kernel,
-    replace_python_kernels,
-)
+from dynaxla.torch_api.python_kernels import AUTOGRAD, COMPOSITE, make_composite_kernel, replace_python_kernels
+from dynaxla.torch_api.transforms import is_in_transform
 from dynaxla.types import DEVICE_TYPE
 
 aten = torch.ops.aten

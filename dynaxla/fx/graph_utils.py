@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.fx.edit import tolerate_strides
+from dynaxla.torch_api.custom_ops import python_function_of
 from dynaxla.torch_api.fakes import find_opaque_class
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
@@ -66,14 +67,20 @@ def attribute(module: GraphModule, node: Node) -> Any:
     return value
 
 
-def make_eager_function(module: GraphModule, saved: Saved) -> Callable[[Sequence[Any]], list[Any]]:
+def make_eager_function(
+    module: GraphModule, saved: Saved, *, in_transforms: bool = False
+) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that computes a graph's outputs by eager PyTorch, for inputs of any strides.
 
     Args:
         saved: what a forward saved for the graph, if it is a backward: these inputs may have gaps.
+        in_transforms: whether transforms wrap the inputs (`torch_api.transforms`). The package's own ops are then made of
+            torch's, which all transforms know: an op that is not differentiable forward drops a tangent without a word.
     """
     graph = copy_graph(module.graph)
     tolerate_strides(graph)
+    if in_transforms:
+        _open_own_ops(graph)
     forward = GraphModule(module, graph).forward
 
     def run(args: Sequence[Any]) -> list[Any]:
@@ -83,14 +90,20 @@ def make_eager_function(module: GraphModule, saved: Saved) -> Callable[[Sequence
     return run
 
 
+def _open_own_ops(graph: Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.namespace == "dynaxla":
+            node.target = python_function_of(node.target) or node.target
+
+
 def make_dense(args: Sequence[Any]) -> Sequence[Any]:
     """A backward's arguments as eager ops may read them: tensors that are views of padded memory are copied to dense ones."""
     return [_dense(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    dense = torch.empty_like(tensor)  # in the same order of dims
-    return tensor if dense.stride() == tensor.stride() else dense.copy_(tensor)
+    dense = torch.empty_like(tensor)  # in the same order of dims, as a clone has them
+    return tensor if dense.stride() == tensor.stride() else tensor.clone()
 
 
 def is_determined(node: Node) -> bool:

@@ -50,7 +50,7 @@ def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Ar
 
 
 @OPS.op(aten.empty_strided.default, aten.empty_permuted.default, pad=indexing_rules.creation, limits="gives zeros")
-def empty_strided(size: Size, layout: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
+def empty_strided(size: Size, strides_or_order: Size, /, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, 0, dtype)
 
 

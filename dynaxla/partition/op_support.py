@@ -29,10 +29,14 @@ from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import FakeTensor, captured_value, get_view_base, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
+from dynaxla.torch_api.transforms import is_functional
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
 _PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
 _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
+_COMPILE_TRANSFORM = (
+    "compile the transform: torch.compile(lambda x, t: torch.func.jvp(f, (x,), (t,)), backend='dynaxla')"
+)
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
@@ -115,12 +119,24 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
     return None
 
 
-def refuse_fake_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
-    """Returns why a graph that is called with fake tensors runs in eager, on their shapes alone; None for other inputs."""
-    if not any(isinstance(value, FakeTensor) for value in inputs):
+def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
+    """Returns why a graph runs in eager that is captured with these inputs: fake tensors, which then give their shapes alone,
+    or functional ones; None for others."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if any(map(is_functional, tensors)):
+        return make_transform_reason("a captured graph")
+    if not any(isinstance(value, FakeTensor) for value in tensors):
         return None
     detail = "an input is a fake tensor, which has a shape and no data"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DATA)
+
+
+def make_transform_reason(what: str) -> FallbackReason:
+    """Why a graph, or a call of a part, runs in eager: its arguments are wrapped (`transforms.have_wrapped`)."""
+    detail = (
+        "a transform around the call wraps an argument: forward-mode AD, functionalize, or grad with is_grads_batched"
+    )
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_COMPILE_TRANSFORM)
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:

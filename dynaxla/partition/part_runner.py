@@ -33,6 +33,7 @@ from dynaxla.partition.op_support import (
     is_assertion,
     is_size_arithmetic,
     make_misprediction_reason,
+    make_transform_reason,
     refusal,
 )
 from dynaxla.partition.partitioner import SplitGraph, WholePart, partition
@@ -40,6 +41,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.torch_api.symbols import varies
+from dynaxla.torch_api.transforms import have_wrapped
 from dynaxla.types import ORIGIN, Saved
 
 logger = logging.getLogger("dynaxla")
@@ -169,8 +171,11 @@ class RecoveringPart:
         self._function = function
         self._graphs = graphs
         self._instead: PartFunction | None = None
+        self._tells_of_transforms = True
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if have_wrapped(args):
+            return self._run_transformed(args)
         if self._instead is None:
             try:
                 return self._function(args)
@@ -178,6 +183,14 @@ class RecoveringPart:
                 self._replace(error, args)
         assert self._instead is not None
         return self._instead(args)
+
+    def _run_transformed(self, args: Sequence[Any]) -> list[Any]:
+        """Runs one call in eager, which differentiates forward and unwraps as torch does."""
+        if self._tells_of_transforms:
+            pipeline = self._builder.pipeline
+            Boundary(pipeline.recorder, pipeline.options).leave(make_transform_reason("a part"), self._graphs.module)
+            self._tells_of_transforms = False
+        return self._graphs.run_eager(args, in_transforms=True)
 
     def _replace(self, error: Exception, args: Sequence[Any]) -> None:
         """Has the part run otherwise from now on: partitioned again if it could not be compiled, else in eager."""

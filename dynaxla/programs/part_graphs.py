@@ -88,7 +88,7 @@ class PartGraphs:
         self._cut = cut
         self._read: Callable[[], PartGraphs] | None = None
         self._sized: tuple[SymbolPolicies, BucketScheme | None] | None = None
-        self._in_eager: Callable[[Sequence[Any]], list[Any]] | None = None
+        self._in_eager: dict[bool, Callable[[Sequence[Any]], list[Any]]] = {}
 
     @property
     def are_known(self) -> bool:
@@ -173,11 +173,11 @@ class PartGraphs:
             self._sized = policies, make_bucket_scheme(self._graphs.split.main.graph, origins, policies, self._pads)
         return self._sized[1]
 
-    def run_eager(self, args: Sequence[Any]) -> list[Any]:
-        """Computes the part's outputs in eager PyTorch."""
-        if self._in_eager is None:
-            self._in_eager = make_eager_function(self.module, self.saved)
-        return self._in_eager([*args, *self.constants])
+    def run_eager(self, args: Sequence[Any], *, in_transforms: bool = False) -> list[Any]:
+        """Computes the part's outputs in eager PyTorch; of arguments that transforms wrap, if it is told so."""
+        if in_transforms not in self._in_eager:
+            self._in_eager[in_transforms] = make_eager_function(self.module, self.saved, in_transforms=in_transforms)
+        return self._in_eager[in_transforms]([*args, *self.constants])
 
     def specialize(self, args: Sequence[Any]) -> StaticGraph:
         """The static graph of the part at the sizes of these arguments."""

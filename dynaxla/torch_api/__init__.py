@@ -8,6 +8,7 @@ uses such a name.
     overloads     operators: their types and schemas
     custom_ops    operators defined by users, and their autograd formulas
     python_kernels    Python kernels, which torch asks before any decomposition table
+    transforms    transforms around a call (torch.func, forward_ad), and the tensors that they wrap
     decompositions    torch's decompositions and their helper functions
     dynamo_capture    the function that Dynamo is capturing, and why graphs end
     dynamo        Dynamo: its settings, exceptions and lock, and the results of torch.compile

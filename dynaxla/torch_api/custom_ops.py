@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
 from torch._library.custom_ops import OPDEFS, CustomOpDef
@@ -25,6 +25,15 @@ def list_custom_ops() -> Iterable[str]:
     """Returns the names of all operators defined with `custom_op`, "mylib::myop". Relies on the registry
     `torch._library.custom_ops.OPDEFS`."""
     return tuple(OPDEFS)
+
+
+def python_function_of(op: OpOverload) -> Callable[..., Any] | None:
+    """Returns the function with which `custom_op` defined an operator, for all devices; None for another operator.
+
+    Relies on `OPDEFS` and on `CustomOpDef._init_fn`.
+    """
+    definition = OPDEFS.get(family(op))
+    return None if definition is None else definition._init_fn
 
 
 def formula_of(op: OpOverload) -> object | None:

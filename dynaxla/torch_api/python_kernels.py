@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch._C import DispatchKey
 
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload
@@ -42,23 +41,6 @@ def make_composite_kernel(op: OpOverload) -> Kernel:
     Relies on `_op_dk`.
     """
     return partial(op._op_dk, COMPOSITE)
-
-
-def is_in_transform() -> bool:
-    """Whether ops run within a transform of torch.func: vmap, grad, jvp.
-
-    Relies on `torch._C._functorch.peek_interpreter_stack`.
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether vmap has taken a dim of a tensor away: that of torch.func, or that of `torch.autograd.grad` (`is_grads_batched`).
-
-    Relies on `torch._C._functorch.is_batchedtensor` and `is_legacy_batchedtensor`.
-    """
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 @contextmanager

@@ -219,34 +219,6 @@ def test_torchs_own_way_to_take_an_op_apart_is_there_behind_a_python_kernel() ->
         assert torch.equal(op(x, x, x), expected)
 
 
-@boundary("python_kernels.is_in_transform")
-def test_a_transform_of_torch_func_is_seen() -> None:
-    seen: list[bool] = []
-    torch.func.vmap(lambda x: (seen.append(python_kernels.is_in_transform()), x)[1])(torch.ones(2))
-    assert seen == [True]
-    assert not python_kernels.is_in_transform()
-
-
-@boundary("python_kernels.is_batched")
-def test_tensors_of_either_vmap_are_seen() -> None:
-    x, seen = torch.ones(2, requires_grad=True), []
-
-    class Watched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-            seen.append(python_kernels.is_batched(grad))
-            return grad
-
-    torch.autograd.grad(Watched.apply(x), x, torch.eye(2), is_grads_batched=True)
-    torch.func.vmap(lambda x: (seen.append(python_kernels.is_batched(x)), x)[1])(torch.ones(2))
-    assert seen == [True, True]
-    assert not python_kernels.is_batched(x)
-
-
 @boundary("python_kernels.python_kernels")
 def test_margin_losses_are_decomposed_by_python_kernels() -> None:
     for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):

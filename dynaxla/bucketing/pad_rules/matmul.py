@@ -66,11 +66,7 @@ def cdist(call: RuleContext) -> PaddedValue:
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
     rows = {"x1": call.build.mask(left, [-1], 0), "x2": call.build.mask(right, [-1], 0)}
     sizes = call.true_sizes[-2:]
-    if (
-        call["p"] != 2
-        or call["compute_mode"]
-        or max(call.build.evaluate_at_bucket(size) for size in sizes) <= ROWS_FOR_PRODUCT
-    ):
+    if call["p"] != 2 or call["compute_mode"] or max(map(call.build.padded_size_of, sizes)) <= ROWS_FOR_PRODUCT:
         node = call.same(**rows)
     else:  # eager chooses the formula by the true number of rows; results differ by more than rounding
         most = call.build.emit(aten.maximum.default, *map(call.build.scalar, sizes))

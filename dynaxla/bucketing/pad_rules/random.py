@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynaxla.bucketing.argument_roles import BUCKET_SIZE, takes
-from dynaxla.bucketing.padded_value import PaddedValue
+from dynaxla.bucketing.padded_value import PaddedValue, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import is_fixed
 
@@ -21,6 +21,6 @@ def draw(call: RuleContext) -> PaddedValue:
         return call.result(call.same(), dims)
     true_size = build.emit(aten.stack.default, [build.scalar(size) for size in sizes])
     key: PaddedValue = call["key"]
-    padded = [build.evaluate_at_bucket(size) for size in sizes]
-    node = build.emit(call.op, key.node, padded, call["kind"], call["dtype"], true_size)
+    shape = [padded_size(dim) for dim in dims]
+    node = build.emit(call.op, key.node, shape, call["kind"], call["dtype"], true_size)
     return call.result(node, dims)

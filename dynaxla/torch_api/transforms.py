@@ -1,0 +1,58 @@
+"""Transforms around a call (`torch.func`, `torch.autograd.forward_ad`), and the tensors that they wrap.
+
+Relies on `torch._C._functorch` and on `forward_ad._current_level`, which is negative while no dual level is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C import _dispatch_tls_is_dispatch_key_included as _is_key_included
+from torch.autograd import forward_ad
+
+_functorch = torch._C._functorch
+_VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
+
+
+def is_in_transform() -> bool:
+    """Whether ops run within a transform of torch.func: vmap, grad, jvp, functionalize.
+
+    Relies on `torch._C._functorch.peek_interpreter_stack`.
+    """
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether vmap has taken a dim of a tensor away: that of torch.func, or that of `torch.autograd.grad` (`is_grads_batched`).
+
+    Relies on `torch._C._functorch.is_batchedtensor` and `is_legacy_batchedtensor`.
+    """
+    return _functorch.is_batchedtensor(tensor) or _functorch.is_legacy_batchedtensor(tensor)
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether torch.func.functionalize has wrapped a tensor. AOTAutograd, which does so itself, does not capture with these.
+
+    Relies on `torch._is_functional_tensor`.
+    """
+    return torch._is_functional_tensor(tensor)
+
+
+def have_wrapped(values: Sequence[Any]) -> bool:
+    """Whether a transform around a call has given a tensor of its arguments a tangent, or has wrapped it: its memory then is
+    not all that it is.
+
+    Relies on `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched, differentiated and functional tensors,
+    and on the dispatch key "VmapMode" (`_parse_dispatch_key`), included while `torch.autograd.grad` has `is_grads_batched`.
+    """
+    if forward_ad._current_level < 0 and not is_in_transform() and not _is_key_included(_VMAP_MODE):
+        return False
+    return any(isinstance(value, torch.Tensor) and _is_wrapped(value) for value in values)
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    if _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor):
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None

@@ -1,0 +1,78 @@
+"""What the wall relies on of transforms around a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from dynaxla.torch_api import transforms
+from tests.torch_api.boundary import boundary
+
+
+class _Watched(torch.autograd.Function):
+    """The identity, whose backward notes of each gradient what `asked` says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, asked: Any, seen: list[bool]) -> Tensor:
+        ctx.given = asked, seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        asked, seen = ctx.given
+        seen.append(asked(grad))
+        return grad, None, None
+
+
+def _batch_gradients(asked: Any, seen: list[bool]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.grad(_Watched.apply(x, asked, seen), x, torch.eye(2), is_grads_batched=True)
+
+
+@boundary("transforms.is_in_transform")
+def test_a_transform_of_torch_func_is_seen() -> None:
+    seen: list[bool] = []
+    torch.func.vmap(lambda x: (seen.append(transforms.is_in_transform()), x)[1])(torch.ones(2))
+    assert seen == [True]
+    assert not transforms.is_in_transform()
+
+
+@boundary("transforms.is_batched")
+def test_tensors_of_either_vmap_are_seen() -> None:
+    seen: list[bool] = []
+    _batch_gradients(transforms.is_batched, seen)
+    torch.func.vmap(lambda x: (seen.append(transforms.is_batched(x)), x)[1])(torch.ones(2))
+    assert seen == [True, True]
+    assert not transforms.is_batched(torch.ones(2))
+
+
+@boundary("transforms.is_functional")
+def test_functional_tensors_are_told_apart() -> None:
+    seen: list[bool] = []
+    torch.func.functionalize(lambda x: (seen.append(transforms.is_functional(x)), x)[1])(torch.ones(2))
+    assert seen == [True]
+    assert not transforms.is_functional(torch.ones(2))
+
+
+@boundary("transforms.have_wrapped")
+def test_wrapped_tensors_are_seen() -> None:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(transforms.have_wrapped([1, torch.ones(2), x]))
+        return x * 1
+
+    x = torch.ones(2)
+    _batch_gradients(lambda grad: transforms.have_wrapped([grad]), seen)
+    torch.func.vmap(look)(x)
+    torch.func.functionalize(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    torch.func.vjp(look, x)
+    with forward_ad.dual_level():
+        look(forward_ad.make_dual(x, x))
+        assert not transforms.have_wrapped([x, 2])
+    assert seen == [True] * 6
+    assert not transforms.have_wrapped([x, 2])
