@@ -75,8 +75,8 @@ def multi_head_attention(
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the output and, if requested, the weights (else an empty tensor), as torch's fused kernel does."""
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the output and, if requested, the weights, as torch's fused kernel does."""
     pairs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in pairs)
     scores = (q * (embed_dim // num_head) ** -0.5) @ k.mT
@@ -85,7 +85,7 @@ def multi_head_attention(
     weights = torch.softmax(scores, -1)
     output = F.linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
-        return output, query.new_empty(0)
+        return output, None
     return output, weights.mean(1) if average_attn_weights else weights
 
 
@@ -96,7 +96,7 @@ def _expand_mask(mask: Tensor, mask_type: int | None) -> Tensor:
     return mask[None, None] if mask_type == _SOURCE_MASK and mask.dim() == 2 else mask
 
 
-FAST_PATH_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | tuple[Tensor, Tensor]]] = MappingProxyType(
+FAST_PATH_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | tuple[Tensor, Tensor | None]]] = MappingProxyType(
     {
         aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
         aten._native_multi_head_attention.default: multi_head_attention,

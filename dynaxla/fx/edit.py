@@ -66,6 +66,12 @@ def mark_modules(module: GraphModule) -> None:
         node.meta[MODULE_PATH] = f"{path}/backward".lstrip("/") if is_backward(node) else path
 
 
+def has_memory(node: Node) -> bool:
+    """Whether the node's value is a tensor of one memory: a sparse tensor has several, and none of its own."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
 def memory_of(node: Node) -> int:
     """Names the memory that a tensor lies in; torch's fake tensors share it as those of eager do."""
     return fakes.memory_of(node.meta["val"])

@@ -56,7 +56,10 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Array:
-    """x is [n, c, *space]; weight is [o, c/groups, *window], or [c, o/groups, *window] if transposed."""
+    """x is [n, c, *space]; weight is [o, c/groups, *window], or [c, o/groups, *window] if transposed.
+
+    Of no channels torch makes no channels, whatever the weight's number of them is.
+    """
     dims = x.ndim - 2
     stride, padding, dilation = (_per_dim(v, dims) for v in (stride, padding, dilation))
     if transposed:
@@ -65,7 +68,8 @@ def convolution(
         result = _convolve(x, weight, stride, [(p, p) for p in padding], dilation, groups)
     if bias is not None:
         result = result + bias.astype(result.dtype).reshape(-1, *[1] * dims)
-    return result.astype(x.dtype)
+    has_channels = transposed or x.shape[1]
+    return result.astype(x.dtype) if has_channels else result[:, :0].astype(x.dtype)
 
 
 @OPS.op(aten.convolution_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.convolution_backward)
@@ -83,7 +87,6 @@ def convolution_backward(
     output_mask: list[bool],
 ) -> tuple[Array | None, ...]:
     """Gradients of (input, weight, bias); None for those that `output_mask` excludes."""
-    del bias_sizes
 
     def forward(x: Array, weight: Array) -> Array:
         return convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
@@ -92,6 +95,8 @@ def convolution_backward(
     grad_x, grad_weight = backward(grad_output)
     wide = JNP_DTYPES[opmath_dtype(torch_dtype(grad_output))]
     grad_bias = jnp.sum(grad_output.astype(wide), (0, *range(2, x.ndim))).astype(grad_output.dtype)
+    if not grad_output.shape[1] and bias_sizes:  # of no channels
+        grad_bias = jnp.zeros(bias_sizes, grad_output.dtype)
     grads = (grad_x, grad_weight, grad_bias)
     return tuple(grad if wanted else None for grad, wanted in zip(grads, output_mask, strict=True))
 

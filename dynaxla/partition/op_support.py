@@ -37,6 +37,7 @@ _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled fu
 _COMPILE_TRANSFORM = (
     "compile the transform: torch.compile(lambda x, t: torch.func.jvp(f, (x,), (t,)), backend='dynaxla')"
 )
+_GIVE_DENSE = "call it with x.to_dense()"
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
@@ -121,10 +122,13 @@ def graph_refusal(module: GraphModule) -> FallbackReason | None:
 
 def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
     """Returns why a graph runs in eager that is captured with these inputs: fake tensors, which then give their shapes alone,
-    or functional ones; None for others."""
+    functional ones, or those of oneDNN's own layout; None for others."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if any(map(is_functional, tensors)):
         return make_transform_reason("a captured graph")
+    if any(value.is_mkldnn for value in tensors):
+        detail = "an input has a layout of oneDNN's, by to_mkldnn()"
+        return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DENSE)
     if not any(isinstance(value, FakeTensor) for value in tensors):
         return None
     detail = "an input is a fake tensor, which has a shape and no data"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.fx.edit import holds_tensors, is_view, memory_of, tolerate_strides
+from dynaxla.fx.edit import has_memory, holds_tensors, is_view, memory_of, tolerate_strides
 from dynaxla.partition.output_views import Aliases
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.types import Saved
@@ -68,7 +68,7 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
 def _shared_memory(outputs: Sequence[Any], saved: Saved) -> set[int]:
     """The memory of which a caller gets several views. Nobody writes to what a backward alone reads, or to gradients."""
     given = dict.fromkeys(x for i, x in enumerate(outputs) if isinstance(x, Node) and i not in saved.outputs)
-    counts = Counter(memory_of(item) for item in given if isinstance(item.meta.get("val"), torch.Tensor))
+    counts = Counter(memory_of(item) for item in given if has_memory(item))
     return {memory for memory, count in counts.items() if count > 1}
 
 

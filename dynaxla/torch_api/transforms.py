@@ -13,7 +13,7 @@ from torch._C import _dispatch_tls_is_dispatch_key_included as _is_key_included
 from torch.autograd import forward_ad
 
 _functorch = torch._C._functorch
-_VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
+_VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")
 
 
 def is_in_transform() -> bool:

@@ -106,6 +106,20 @@ def test_fused_transformer_layers(masks: dict[str, torch.Tensor], norm_first: bo
     assert_close(result, layer(x, **masks))
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@torch.no_grad()
+def test_fused_attention_gives_no_weights_where_none_are_wanted(need_weights: bool) -> None:
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 4, 8)
+
+    def attend(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        projection = layer.in_proj_weight, layer.in_proj_bias, layer.out_proj.weight, layer.out_proj.bias
+        return torch._native_multi_head_attention(x, x, x, 8, 2, *projection, None, need_weights)  # type: ignore[no-any-return]
+
+    (result, weights), (expected, wanted) = torch.compile(attend, backend="dynaxla")(x), attend(x)
+    assert_close(result, expected)
+    assert (weights is None) == (wanted is None) == (not need_weights)
+
+
 def on_constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     three = torch.full_like(x, 3)
     return torch.frac(three), torch.trunc(-three), three - x.new_ones(2, 2), torch.zeros_like(x).sign() * 2 - three

@@ -128,7 +128,13 @@ def test_the_dispatcher_knows_operators() -> None:
     assert aten.add.Tensor not in found
 
 
-@boundary("custom_ops.CustomOpDef", "custom_ops.overload_of", "custom_ops.list_custom_ops", "custom_ops.formula_of")
+@boundary(
+    "custom_ops.CustomOpDef",
+    "custom_ops.overload_of",
+    "custom_ops.list_custom_ops",
+    "custom_ops.formula_of",
+    "custom_ops.python_function_of",
+)
 def test_a_custom_operator_has_its_overload_and_its_formula() -> None:
     @torch.library.custom_op("dynaxla_wall::double", mutates_args=())
     def double(x: Tensor) -> Tensor:
@@ -142,6 +148,9 @@ def test_a_custom_operator_has_its_overload_and_its_formula() -> None:
     assert op is torch.ops.dynaxla_wall.double.default
     assert "dynaxla_wall::double" in custom_ops.list_custom_ops()
     assert custom_ops.formula_of(op) is None
+    x = torch.ones(2)
+    assert torch.equal(custom_ops.python_function_of(op)(x), x * 2)  # type: ignore[misc]
+    assert custom_ops.python_function_of(aten.sin.default) is None
     torch.library.register_autograd(op, formula)
     assert custom_ops.formula_of(op) is formula
 
