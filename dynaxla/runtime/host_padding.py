@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dynaxla.torch_api.storages import is_zero_tensor
 from dynaxla.types import row_major_strides
 
 
@@ -51,7 +52,9 @@ def is_padded_view(tensor: torch.Tensor, padded: PaddedShape) -> bool:
 
 
 def to_row_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as row-major memory; a copy only if its strides differ or a lazy conj or neg bit is set."""
+    """Returns the tensor as row-major memory; a copy only if its strides differ, a lazy conj or neg bit is set, or it has none."""
+    if is_zero_tensor(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.is_neg() or tensor.is_conj():

@@ -27,6 +27,9 @@ is_marked: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ign
 """Whether a tensor's storage is marked copy-on-write. torch clears the mark at the first access through any alias that
 may write; if the storage has one owner, it copies and moves nothing."""
 
+is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+"""Whether a tensor stands for zeros and has no memory, as autograd makes them."""
+
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """Autograd's count of writes to a tensor, without writes through `.data`. Inference tensors have none: RuntimeError."""
 

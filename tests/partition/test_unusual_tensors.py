@@ -120,3 +120,13 @@ def test_fake_tensors_are_given_shapes_alone(recorder: Recorder) -> None:
     x = torch.randn(3)
     assert_close(compiled(x), x.sin() + x)
     assert compiled(fake).shape == (3,)
+
+
+@pytest.mark.parametrize("size", [40, 1 << 19])
+@torch.no_grad()
+def test_zeros_without_memory_behind_a_tensor_that_has_some(size: int) -> None:
+    """Autograd makes them; they meet a program that was compiled for memory, one that is copied or one read where it lies."""
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="dynaxla", dynamic=False)
+    compiled(torch.randn(size))
+    for _ in range(4):
+        assert_close(compiled(torch._efficientzerotensor((size,))), torch.ones(size))

@@ -13,6 +13,12 @@ from dynaxla.torch_api import storages
 from tests.torch_api.boundary import boundary
 
 
+@boundary("storages.is_zero_tensor")
+def test_zeros_without_memory_are_told_apart() -> None:
+    assert storages.is_zero_tensor(torch._efficientzerotensor((3,)))
+    assert not storages.is_zero_tensor(torch.zeros(3))
+
+
 @boundary("storages.data_address", "storages.storage_key")
 def test_memory_has_an_address_and_a_name() -> None:
     x = torch.ones(4)
