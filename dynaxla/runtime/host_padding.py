@@ -52,7 +52,8 @@ def is_padded_view(tensor: torch.Tensor, padded: PaddedShape) -> bool:
 
 
 def to_row_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as row-major memory; a copy only if its strides differ, a lazy conj or neg bit is set, or it has none."""
+    """Returns the tensor as row-major memory; a copy only if its strides differ, a lazy conj or neg bit is set, or it has no
+    memory."""
     if is_zero_tensor(tensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     if not tensor.is_contiguous():
