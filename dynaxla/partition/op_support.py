@@ -34,9 +34,7 @@ from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
 _PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
 _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
-_COMPILE_TRANSFORM = (
-    "compile the transform: torch.compile(lambda x, t: torch.func.jvp(f, (x,), (t,)), backend='dynaxla')"
-)
+_COMPILE_TRANSFORM = "call it outside, or compile what transforms, as torch.compile(lambda x, t: jvp(f, (x,), (t,)))"
 _GIVE_DENSE = "call it with x.to_dense()"
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
@@ -136,9 +134,10 @@ def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
 
 
 def make_transform_reason(what: str) -> FallbackReason:
-    """Why a graph, or a call of a part, runs in eager: its arguments are wrapped (`transforms.have_wrapped`)."""
+    """Why a graph, or a call of a part, runs in eager: what surrounds it is to see its ops (`transforms.is_surrounded`)."""
     detail = (
-        "a transform around the call wraps an argument: forward-mode AD, functionalize, or grad with is_grads_batched"
+        "a transform or mode around the call sees its ops: forward-mode AD, functionalize, grad with is_grads_batched, "
+        "a dispatch mode"
     )
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_COMPILE_TRANSFORM)
 

@@ -41,7 +41,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import forget_donated, mark_inner
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.torch_api.symbols import varies
-from dynaxla.torch_api.transforms import have_wrapped
+from dynaxla.torch_api.transforms import is_surrounded
 from dynaxla.types import ORIGIN, Saved
 
 logger = logging.getLogger("dynaxla")
@@ -174,7 +174,7 @@ class RecoveringPart:
         self._tells_of_transforms = True
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        if have_wrapped(args):
+        if is_surrounded(args):
             return self._run_transformed(args)
         if self._instead is None:
             try:

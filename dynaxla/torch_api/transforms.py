@@ -1,4 +1,4 @@
-"""Transforms around a call (`torch.func`, `torch.autograd.forward_ad`), and the tensors that they wrap.
+"""What surrounds a call: transforms (`torch.func`, `torch.autograd.forward_ad`) and the tensors that they wrap, dispatch modes.
 
 Relies on `torch._C._functorch` and on `forward_ad._current_level`, which is negative while no dual level is entered.
 """
@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 from torch._C import _dispatch_tls_is_dispatch_key_included as _is_key_included
+from torch._C import _len_torch_dispatch_stack as _count_modes
+from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _functorch = torch._C._functorch
+_RUNS_PARTS = "_dynaxla_runs_parts"
 _VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")
 
 
@@ -40,16 +44,35 @@ def is_functional(tensor: torch.Tensor) -> bool:
     return torch._is_functional_tensor(tensor)
 
 
-def have_wrapped(values: Sequence[Any]) -> bool:
-    """Whether a transform around a call has given a tensor of its arguments a tangent, or has wrapped it: its memory then is
-    not all that it is.
+def is_surrounded(values: Sequence[Any]) -> bool:
+    """Whether what surrounds a call of these arguments is to see its ops: a dispatch mode, which makes other tensors of them
+    (`FakeTensorMode`) or counts them; or a transform that has given an argument a tangent, or has wrapped it, whose memory
+    then is not all that it is.
 
-    Relies on `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched, differentiated and functional tensors,
-    and on the dispatch key "VmapMode" (`_parse_dispatch_key`), included while `torch.autograd.grad` has `is_grads_batched`.
+    Relies on `torch._C._len_torch_dispatch_stack` and `_get_dispatch_stack_at`; on
+    `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched,
+    differentiated and functional tensors; and on the dispatch key "VmapMode" (`_parse_dispatch_key`), included while
+    `torch.autograd.grad` has `is_grads_batched`.
     """
+    if _count_modes() and _sees_ops():
+        return True
     if forward_ad._current_level < 0 and not is_in_transform() and not _is_key_included(_VMAP_MODE):
         return False
     return any(isinstance(value, torch.Tensor) and _is_wrapped(value) for value in values)
+
+
+def let_parts_run(mode: TorchDispatchMode) -> None:
+    """Says of a dispatch mode of the package's own that it is to see parts called, not their ops."""
+    setattr(mode, _RUNS_PARTS, True)
+
+
+def _sees_ops() -> bool:
+    """Whether a dispatch mode is there beside those that `let_parts_run`, and AOTAutograd's own, which at a graph's first run
+    looks what custom ops return."""
+    modes = map(torch._C._get_dispatch_stack_at, range(_count_modes()))
+    return any(
+        not isinstance(each, _AnalyzeCustomOpInputOutputMode) and not hasattr(each, _RUNS_PARTS) for each in modes
+    )
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dynaxla.torch_api.transforms import let_parts_run
+
 KNOWN_ELEMENTS = 4096
 """The most elements of a tensor whose values are known."""
 
@@ -51,6 +53,7 @@ class UncomputedTensors:
     def __init__(self, device: torch.device) -> None:
         self.mode: Any = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self.mode._allow_unsafe_data_ptr_access = False
+        let_parts_run(self.mode)
         self.mode.validate_and_convert_non_fake_tensors = self._convert  # type: ignore[method-assign]
         self.mode.may_turn_const = _may_be_known  # type: ignore[method-assign, assignment]
         self._device = device

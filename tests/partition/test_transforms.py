@@ -1,4 +1,4 @@
-"""A transform around a compiled function (forward-mode AD, functionalize, batched gradients): eager's values and tangents.
+"""A transform or mode around a compiled function (forward-mode AD, functionalize, batched gradients): eager's values, tangents.
 
 Two sizes: arguments that are copied for a call, and those that are read where they lie.
 """
@@ -6,11 +6,14 @@ Two sizes: arguments that are copied for a call, and those that are read where t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.diagnostics import ReasonId
 from dynaxla.errors import UnsupportedError
@@ -54,7 +57,9 @@ def test_a_transform_around_a_call(
     for _ in range(2):
         assert_close(transform(compiled, x), transform(_function, x))
     noted = recorder.snapshot().fallbacks[known:]
-    assert any(ReasonId.UNSUPPORTED_TENSOR.value in line and "a transform around the call" in line for line in noted)
+    assert any(
+        ReasonId.UNSUPPORTED_TENSOR.value in line and "a transform or mode around the call" in line for line in noted
+    )
     assert not any(ReasonId.INTERNAL_ERROR.value in line for line in noted)
 
 
@@ -64,6 +69,34 @@ def test_calls_after_a_transform_run_the_program(recorder: Recorder) -> None:
     _differentiate_forward(compiled, x)
     with recorder.expect(compiles=0, served_eager=0):
         assert_close(compiled(x), _function(x))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_fake_mode_around_a_call(is_warm: bool) -> None:
+    """Its memory would else be that of fake tensors, for later calls too."""
+    compiled, x = torch.compile(_function, backend="dynaxla"), torch.randn(20)
+    if is_warm:
+        compiled(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(compiled(x), FakeTensor)
+    assert_close(compiled(x), _function(x))
+
+
+class _Tripled(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        return result * 3 if op is torch.ops.aten.sin.default else result
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_mode_around_a_call_sees_its_ops(is_warm: bool) -> None:
+    compiled, x = torch.compile(_function, backend="dynaxla"), torch.randn(20)
+    if is_warm:
+        compiled(x)
+    with _Tripled():
+        result = compiled(x)
+    assert_close(result, torch.sin(x) * 6)
+    assert_close(compiled(x), _function(x))
 
 
 def test_a_weight_has_a_tangent() -> None:
@@ -84,5 +117,5 @@ def test_a_weight_has_a_tangent() -> None:
 def test_the_option_that_refuses_eager() -> None:
     compiled = torch.compile(_function, backend="dynaxla", options={"fallback": "error"})
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match="a transform around the call"):
+        with pytest.raises(UnsupportedError, match="a transform or mode around the call"):
             _differentiate_forward(compiled, torch.randn(20))

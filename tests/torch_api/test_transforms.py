@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
 from dynaxla.torch_api import transforms
@@ -57,22 +60,45 @@ def test_functional_tensors_are_told_apart() -> None:
     assert not transforms.is_functional(torch.ones(2))
 
 
-@boundary("transforms.have_wrapped")
+@boundary("transforms.is_surrounded")
 def test_wrapped_tensors_are_seen() -> None:
     seen: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        seen.append(transforms.have_wrapped([1, torch.ones(2), x]))
+        seen.append(transforms.is_surrounded([1, torch.ones(2), x]))
         return x * 1
 
     x = torch.ones(2)
-    _batch_gradients(lambda grad: transforms.have_wrapped([grad]), seen)
+    _batch_gradients(lambda grad: transforms.is_surrounded([grad]), seen)
     torch.func.vmap(look)(x)
     torch.func.functionalize(look)(x)
     torch.func.jvp(look, (x,), (x,))
     torch.func.vjp(look, x)
     with forward_ad.dual_level():
         look(forward_ad.make_dual(x, x))
-        assert not transforms.have_wrapped([x, 2])
-    assert seen == [True] * 6
-    assert not transforms.have_wrapped([x, 2])
+        assert not transforms.is_surrounded([x, 2])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        look(x)
+    assert seen == [True] * 7
+    assert not transforms.is_surrounded([x, 2])
+
+
+@boundary("transforms.let_parts_run")
+def test_modes_that_let_parts_run_are_told_apart() -> None:
+    with FakeTensorMode() as mode:
+        assert transforms.is_surrounded([])
+        transforms.let_parts_run(mode)
+        assert not transforms.is_surrounded([])
+
+
+@boundary("transforms.is_surrounded")
+def test_the_mode_of_a_first_run_is_not_taken_for_a_users() -> None:
+    """AOTAutograd looks what custom ops return."""
+    seen: list[bool] = []
+
+    def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(lambda *args: (seen.append(transforms.is_surrounded(args)), module(*args))[1])
+
+    compiled = torch.compile(torch.sin, backend=aot_autograd(fw_compiler=compiler))
+    compiled(torch.ones(2))
+    assert seen == [False]
