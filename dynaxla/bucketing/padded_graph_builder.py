@@ -135,10 +135,6 @@ class PaddedGraphBuilder:
     def known_sizes(self, value: torch.Tensor) -> tuple[Size, ...]:
         return tuple(self.substitute(size) for size in value.shape)
 
-    def evaluate_at_bucket(self, size: Size) -> int:
-        """The value of a size expression at the bucket's sizes."""
-        return evaluate(size, self._buckets)
-
     def upper_bound_of(self, size: Size) -> int | None:
         """An upper bound of a size over all true sizes of the bucket; None if none is known."""
         if size not in self._largest:
@@ -154,7 +150,7 @@ class PaddedGraphBuilder:
         found = self.upper_bound_of(size)
         if found is None:
             raise Unpaddable(f"nothing bounds the size {size}")
-        if found > _MANY and found > _WASTEFUL * self.evaluate_at_bucket(size):
+        if found > _MANY and found > _WASTEFUL * evaluate(size, self._buckets):
             raise Unpaddable(f"the size {size} may be {found}, many times what it mostly is", of_bucket=True)
         return found
 

@@ -123,7 +123,7 @@ def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
     functional ones, or those of oneDNN's own layout; None for others."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if any(map(is_functional, tensors)):
-        return make_transform_reason("a captured graph")
+        return make_surrounded_reason("a captured graph")
     if any(value.is_mkldnn for value in tensors):
         detail = "an input has a layout of oneDNN's, by to_mkldnn()"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DENSE)
@@ -133,7 +133,7 @@ def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DATA)
 
 
-def make_transform_reason(what: str) -> FallbackReason:
+def make_surrounded_reason(what: str) -> FallbackReason:
     """Why a graph, or a call of a part, runs in eager: what surrounds it is to see its ops (`transforms.is_surrounded`)."""
     detail = (
         "a transform or mode around the call sees its ops: forward-mode AD, functionalize, grad with is_grads_batched, "

@@ -33,7 +33,7 @@ from dynaxla.partition.op_support import (
     is_assertion,
     is_size_arithmetic,
     make_misprediction_reason,
-    make_transform_reason,
+    make_surrounded_reason,
     refusal,
 )
 from dynaxla.partition.partitioner import SplitGraph, WholePart, partition
@@ -171,11 +171,11 @@ class RecoveringPart:
         self._function = function
         self._graphs = graphs
         self._instead: PartFunction | None = None
-        self._tells_of_transforms = True
+        self._is_told = False
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         if is_surrounded(args):
-            return self._run_transformed(args)
+            return self._run_surrounded(args)
         if self._instead is None:
             try:
                 return self._function(args)
@@ -184,12 +184,12 @@ class RecoveringPart:
         assert self._instead is not None
         return self._instead(args)
 
-    def _run_transformed(self, args: Sequence[Any]) -> list[Any]:
-        """Runs one call in eager, which differentiates forward and unwraps as torch does."""
-        if self._tells_of_transforms:
+    def _run_surrounded(self, args: Sequence[Any]) -> list[Any]:
+        """Runs one call in eager, where what surrounds it sees its ops; this is told once."""
+        if not self._is_told:
             pipeline = self._builder.pipeline
-            Boundary(pipeline.recorder, pipeline.options).leave(make_transform_reason("a part"), self._graphs.module)
-            self._tells_of_transforms = False
+            Boundary(pipeline.recorder, pipeline.options).leave(make_surrounded_reason("a part"), self._graphs.module)
+            self._is_told = True
         return self._graphs.run_eager(args, in_transforms=True)
 
     def _replace(self, error: Exception, args: Sequence[Any]) -> None:

@@ -50,9 +50,8 @@ def is_surrounded(values: Sequence[Any]) -> bool:
     then is not all that it is.
 
     Relies on `torch._C._len_torch_dispatch_stack` and `_get_dispatch_stack_at`; on
-    `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched,
-    differentiated and functional tensors; and on the dispatch key "VmapMode" (`_parse_dispatch_key`), included while
-    `torch.autograd.grad` has `is_grads_batched`.
+    `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched, differentiated and functional tensors; and on the
+    dispatch key "VmapMode" (`_parse_dispatch_key`), included while `torch.autograd.grad` has `is_grads_batched`.
     """
     if _count_modes() and _sees_ops():
         return True
