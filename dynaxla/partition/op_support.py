@@ -26,7 +26,7 @@ from dynaxla.errors import (
 from dynaxla.fx.graph_utils import opaque_class_of, tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
-from dynaxla.torch_api.fakes import FakeTensor, captured_value, get_view_base, is_view
+from dynaxla.torch_api.fakes import captured_value, get_view_base, is_given_fake, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.torch_api.transforms import is_functional
@@ -127,7 +127,7 @@ def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:
     if any(value.is_mkldnn for value in tensors):
         detail = "an input has a layout of oneDNN's, by to_mkldnn()"
         return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DENSE)
-    if not any(isinstance(value, FakeTensor) for value in tensors):
+    if not any(map(is_given_fake, tensors)):
         return None
     detail = "an input is a fake tensor, which has a shape and no data"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_GIVE_DATA)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._library.opaque_object import is_opaque_value
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
@@ -69,6 +70,16 @@ def disable_modes() -> AbstractContextManager[Any]:
 def mode_of(fake: torch.Tensor) -> FakeTensorMode:
     """Returns the mode of a fake tensor: an op cannot take values of two modes. Relies on `FakeTensor.fake_mode`."""
     return fake.fake_mode  # type: ignore[attr-defined, no-any-return]
+
+
+def is_given_fake(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor was given to a compiled function, and does not stand for a real one: within a capture those have
+    the capture's mode, as where torch splits a graph for DistributedDataParallel and captures the pieces.
+
+    Relies on `TracingContext.fake_mode`.
+    """
+    context = TracingContext.try_get()
+    return isinstance(tensor, FakeTensor) and (context is None or tensor.fake_mode is not context.fake_mode)
 
 
 def captured_value(node: Node) -> Any:

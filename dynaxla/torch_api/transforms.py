@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch._C import _dispatch_tls_is_dispatch_key_included as _is_key_included
 from torch._C import _len_torch_dispatch_stack as _count_modes
-from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,6 +67,8 @@ def let_parts_run(mode: TorchDispatchMode) -> None:
 def _sees_ops() -> bool:
     """Whether a dispatch mode is there beside those that `let_parts_run`, and AOTAutograd's own, which at a graph's first run
     looks what custom ops return."""
+    from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode  # imports Dynamo
+
     modes = map(torch._C._get_dispatch_stack_at, range(_count_modes()))
     return any(
         not isinstance(each, _AnalyzeCustomOpInputOutputMode) and not hasattr(each, _RUNS_PARTS) for each in modes

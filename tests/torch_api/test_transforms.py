@@ -8,10 +8,11 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
-from dynaxla.torch_api import transforms
+from dynaxla.torch_api import fakes, transforms
 from tests.torch_api.boundary import boundary
 
 
@@ -102,3 +103,18 @@ def test_the_mode_of_a_first_run_is_not_taken_for_a_users() -> None:
     compiled = torch.compile(torch.sin, backend=aot_autograd(fw_compiler=compiler))
     compiled(torch.ones(2))
     assert seen == [False]
+
+
+@boundary("fakes.is_given_fake")
+def test_fake_tensors_of_a_capture_are_told_from_those_that_are_given() -> None:
+    seen: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        standing = TracingContext.get().fake_mode.from_tensor(torch.ones(2))  # type: ignore[union-attr]
+        seen.extend(map(fakes.is_given_fake, [*inputs, standing]))
+        return module.forward
+
+    torch.compile(torch.sin, backend=backend)(torch.ones(2))
+    with FakeTensorMode() as mode:
+        torch.compile(torch.cos, backend=backend)(mode.from_tensor(torch.ones(2)))
+    assert seen == [False, False, True, False]
