@@ -68,8 +68,9 @@ def convolution(
         result = _convolve(x, weight, stride, [(p, p) for p in padding], dilation, groups)
     if bias is not None:
         result = result + bias.astype(result.dtype).reshape(-1, *[1] * dims)
-    has_channels = transposed or x.shape[1]
-    return result.astype(x.dtype) if has_channels else result[:, :0].astype(x.dtype)
+    if not transposed and not x.shape[1]:
+        result = result[:, :0]
+    return result.astype(x.dtype)
 
 
 @OPS.op(aten.convolution_backward.default, dtypes=REAL_NUMBERS, pad=window_gradients_rules.convolution_backward)
