@@ -214,7 +214,12 @@ class TestFile:
             return Outcome(self._name, name, NOT_RUN, "not on the CPU")
         status, detail, _ = worker.receive(limits)
         if status != "passes":
-            return Outcome(self._name, name, NOT_RUN, f"on the CPU: {status} {detail}")
+            return Outcome(
+                self._name,
+                name,
+                NOT_RUN,
+                f"on the CPU: {status}" if status == SKIPPED else f"on the CPU: {status} {detail}",
+            )
         status, detail, seconds = worker.receive(limits)
         return Outcome(self._name, name, SAME if status == "passes" else status, detail, round(seconds, 2))
 
