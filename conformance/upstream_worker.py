@@ -214,12 +214,8 @@ class TestFile:
             return Outcome(self._name, name, NOT_RUN, "not on the CPU")
         status, detail, _ = worker.receive(limits)
         if status != "passes":
-            return Outcome(
-                self._name,
-                name,
-                NOT_RUN,
-                f"on the CPU: {status}" if status == SKIPPED else f"on the CPU: {status} {detail}",
-            )
+            why = "" if status == SKIPPED else f" {detail}"
+            return Outcome(self._name, name, NOT_RUN, f"on the CPU: {status}{why}")
         status, detail, seconds = worker.receive(limits)
         return Outcome(self._name, name, SAME if status == "passes" else status, detail, round(seconds, 2))
 
