@@ -13,9 +13,12 @@ from dynaxla.ops.dtypes import FLOATS, REAL, REAL_NUMBERS, WIDE_INEXACT
 from dynaxla.ops.eager_errors import check_all, check_bounds, check_numbers_fit, check_one_dtype
 from dynaxla.ops.promotion import Operand, cast, compute, inexact_dtype, result_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily()
+
+_ROUGH_PI = Finding(Verdict.WRONG, REAL, "takes pi as 3.14159, 14 units in the last place off")
 
 
 @OPS.op(aten.clamp.default, check=check_all(check_bounds, check_numbers_fit("min", "max")), dtypes=REAL)
@@ -93,7 +96,7 @@ def deg2rad(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 0.017453292519943295)
 
 
-@OPS.op(aten.rad2deg.default)
+@OPS.op(aten.rad2deg.default, torch_mlir=(_ROUGH_PI,))
 def rad2deg(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 57.29577951308232)
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from dynaxla.ops import vector_functions
 from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.chebyshev_fit import ChebyshevFit
 from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import OpFamily
@@ -89,18 +90,6 @@ def _sinh(x: jax.Array) -> jax.Array:
     return jnp.copysign(made, x)
 
 
-# erfcx(x) = (1 - 1/2 t + 3/4 t^2 - ...) / (x sqrt(pi)), t = 1 / x^2 (DLMF 7.12.1); from the last term to the first.
-_ERFCX_SERIES = tuple((-1) ** k * math.prod(range(1, 2 * k, 2)) / 2**k for k in range(8, -1, -1))
-
-
-def _erfcx(x: jax.Array) -> jax.Array:
-    """erfcx(x) = exp(x^2) erfc(x); JAX's is 0 where erfc(x) is a subnormal number, which XLA takes for zero."""
-    far = x > (16 if x.dtype == jnp.float64 else 5)  # the series has its dtype's precision from there on
-    near, large = jnp.where(far, 0, x), jnp.where(far, x, 1)
-    series = jnp.polyval(jnp.array(_ERFCX_SERIES, x.dtype), 1 / (large * large)) / (large * math.sqrt(math.pi))
-    return jnp.where(far, series, jnp.exp(near * near) * jsp.erfc(near))
-
-
 _FAR_FROM_ZERO = Finding(Verdict.WRONG, REAL, "off by 25 units in the last place at 72")
 OPS.op(aten.exp.default)(inexact_elementwise(exp))
 OPS.op(aten.exp2.default)(inexact_elementwise(_exp2))
@@ -123,12 +112,7 @@ OPS.op(aten.tanh.default)(inexact_elementwise(jnp.tanh))
 OPS.op(aten.asinh.default)(inexact_elementwise(_read_zeros("real", jnp.arcsinh)))
 OPS.op(aten.acosh.default)(inexact_elementwise(_read_zeros("imag", jnp.arccosh)))
 OPS.op(aten.atanh.default)(inexact_elementwise(_read_zeros("imag", jnp.arctanh)))
-OPS.op(aten.erf.default, dtypes=REAL)(inexact_elementwise(jsp.erf))
-OPS.op(aten.erfc.default, dtypes=REAL)(inexact_elementwise(jsp.erfc))
-OPS.op(aten.erfinv.default, dtypes=REAL)(inexact_elementwise(jsp.erfinv))
 OPS.op(aten.special_entr.default, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jsp.entr))
-OPS.op(aten.special_erfcx.default, dtypes=WIDE_REAL)(inexact_elementwise(_erfcx))
-OPS.op(aten.special_ndtri.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.ndtri))
 OPS.op(aten.i0.default, dtypes=REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_modified_bessel_i0.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_i0e.default, dtypes=REAL)(inexact_elementwise(jsp.i0e))
@@ -142,29 +126,33 @@ def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
 
-def _riemann_zeta(s: int) -> float:
-    """Riemann's zeta function: a partial sum, and its tail by the Euler-Maclaurin formula."""
-    n = 200
-    third = s * (s + 1) * (s + 2)
-    tail: float = n ** (1 - s) / (s - 1) + n**-s / 2 + s / 12 * n ** (-s - 1) - third / 720 * n ** (-s - 3)
-    return math.fsum(k**-s for k in range(1, n)) + tail
+_BY_ZEROS = (0.8, 3.0)
+_LGAMMA_FITS = {
+    jnp.dtype(dtype): ChebyshevFit(lambda x: math.lgamma(x) / ((x - 1) * (x - 2)), degree, _BY_ZEROS)
+    for dtype, degree in ((jnp.float32, 16), (jnp.float64, 34))
+}
 
 
-# lgamma(1 + z) = -Euler's constant * z + zeta(2) / 2 * z^2 - zeta(3) / 3 * z^3 + ...; from the last term to the first.
-_LGAMMA_AROUND_ONE = (*((-1) ** k * _riemann_zeta(k) / k for k in range(20, 1, -1)), -0.5772156649015329)
+def lgamma(x: jax.Array) -> jax.Array:
+    """lgamma, by a polynomial around its zeros, 1 and 2, as XLA's has an absolute error of some roundings of 1 up to 7."""
+    is_near = (x > _BY_ZEROS[0]) & (x < _BY_ZEROS[1])
+    near = jnp.where(is_near, x, 1)
+    fitted = (near - 1) * (near - 2) * _LGAMMA_FITS[x.dtype](near)
+    return jnp.where(is_near, fitted, _lgamma_float32(x) if x.dtype == jnp.float32 else jsp.gammaln(x))
 
 
-def _lgamma(x: jax.Array) -> jax.Array:
-    """lgamma, by a series around its zeros, 1 and 2, where XLA's has an absolute error of a rounding of 1."""
-    around_two = x > 1.5
-    z = x - jnp.where(around_two, 2, 1).astype(x.dtype)
-    near = jnp.abs(z) < 0.2
-    z = jnp.where(near, z, 0)
-    series = z * jnp.polyval(jnp.array(_LGAMMA_AROUND_ONE, x.dtype), z)
-    return jnp.where(near, series + jnp.where(around_two, jnp.log1p(z), 0), jsp.gammaln(x))
+def _lgamma_float32(x: jax.Array) -> jax.Array:
+    """lgamma away from its zeros: by one step up or some down to those, from 7 on by Stirling's series (DLMF 5.11.1)."""
+    steps = jnp.where(x < 1, -1, jnp.where(x < 5, 2, 4))
+    base = jnp.clip(x - steps, 1, 3)
+    product = base * (base + 1) * jnp.where(x < 5, 1, (base + 2) * (base + 3))
+    shifted = (base - 1) * (base - 2) * _LGAMMA_FITS[x.dtype](base) + jnp.where(x < 1, -jnp.log(x), jnp.log(product))
+    series = (1 / 12 - 1 / (360 * x * x)) / x
+    stirling = (x - 0.5) * (jnp.log(x) - 1) + (math.log(2 * math.pi) - 1) / 2 + series
+    return jnp.where(x < 0, jsp.gammaln(x), jnp.where(x < 7, shifted, stirling))
 
 
-OPS.op(aten.lgamma.default, dtypes=REAL)(inexact_elementwise(_lgamma))
+OPS.op(aten.lgamma.default, dtypes=REAL)(inexact_elementwise(lgamma))
 
 
 @OPS.op(aten.digamma.default, dtypes=REAL)
@@ -278,14 +266,3 @@ def frexp(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mantissa of 0.5 to 1 and exponent of two; the exponent of zero, NaN and infinity is 0."""
     mantissa, exponent = jnp.frexp(self.astype(jnp.promote_types(self.dtype, jnp.float32)))
     return mantissa.astype(self.dtype), exponent.astype(jnp.int32)
-
-
-@OPS.op(aten.special_log_ndtr.default, dtypes=WIDE_REAL)
-def log_ndtr(x: jax.Array) -> jax.Array:
-    """log((1 + erf(x / sqrt 2)) / 2), by the accurate formula on each side of 0."""
-
-    def of(x: jax.Array) -> jax.Array:
-        t = x * math.sqrt(0.5)
-        return jnp.where(x < -1, jnp.log(_erfcx(-t) / 2) - t * t, jnp.log1p(-jsp.erfc(t) / 2))
-
-    return inexact_elementwise(of)(x)  # type: ignore[no-any-return]

@@ -17,12 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dynaxla.ops.chebyshev_fit import ChebyshevFit
+
 Array = jax.Array
 
 _BITS = 29  # of a piece of 2 / pi: times the 24 bits of a float32 they fit into the 53 of a float64
 _PIECES = 4
 _RANGES = (0, 32, 64, 96)
 """Where |x| >= 2 ** (k + 23), x is a multiple of 2 ** k."""
+_ATAN_FIT = ChebyshevFit(lambda square: math.atan(math.sqrt(square)) / math.sqrt(square), 13, (0.0, 1.0))
+"""atan(r) / r for r from 0 to 1, of r^2."""
 
 
 def on_cpu(function: Callable[..., Array], default: Callable[..., Array]) -> Callable[..., Array]:
@@ -70,7 +74,7 @@ def atan2(y: Array, x: Array) -> Array:
     least, most = jnp.minimum(rise, run), jnp.maximum(rise, run)
     is_equal = least == most  # zeros and infinities, too
     ratio = jnp.where(is_equal, jnp.where(most == 0, 0.0, 1.0), least / most)
-    angle = ratio * _evaluate(_atan_series(), ratio * ratio)
+    angle = ratio * _ATAN_FIT(ratio * ratio)
     angle = jnp.where(rise > run, math.pi / 2 - angle, angle)
     angle = jnp.where(jnp.signbit(x), math.pi - angle, angle)
     angle = jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, angle)
@@ -163,19 +167,6 @@ def _two_over_pi() -> Fraction:
         return sum((Fraction((-1) ** i, (2 * i + 1) * n ** (2 * i + 1)) for i in range(80)), Fraction(0))
 
     return Fraction(1, 2) / (4 * atan(5) - atan(239))
-
-
-@functools.cache
-def _atan_series() -> tuple[float, ...]:
-    """A polynomial p with atan(r) = r p(r^2) for r from 0 to 1: the one that is exact at Chebyshev's points."""
-
-    def ratio(square: np.ndarray) -> np.ndarray:
-        root: np.ndarray = np.sqrt(square)
-        quotient: np.ndarray = np.arctan(root) / root
-        return quotient
-
-    fit = np.polynomial.Chebyshev.interpolate(ratio, 13, domain=[0, 1])
-    return tuple(float(c) for c in fit.convert(kind=np.polynomial.Polynomial).coef)
 
 
 def _evaluate(coefficients: Sequence[float], x: Array) -> Array:

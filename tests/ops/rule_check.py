@@ -52,7 +52,7 @@ FAMILIES = {
     "pointwise": """
         activations activation_gradients arithmetic bounds_and_rounding casting division logic powers transcendental matrix
     """,
-    "special functions": "bessel polynomials incomplete_gamma",
+    "special functions": "bessel error_functions polynomials incomplete_gamma",
     "grouped products": "grouped_products",
     "recurrent": "recurrent",
     "random": "random",

@@ -173,3 +173,9 @@ def test_a_sign_is_copied_to_the_least_number(dtype: torch.dtype) -> None:
     for sign in (torch.tensor(1, dtype=dtype), torch.tensor(-1, dtype=dtype), 2.0):
         found = torch.compile(lambda x, sign=sign: torch.copysign(x, sign), backend="dynaxla")(x)
         assert torch.equal(found, torch.copysign(x, sign))
+
+
+def test_degrees_are_made_by_all_digits_of_pi() -> None:
+    x = torch.randn(1000)
+    found = torch.compile(torch.rad2deg, backend="dynaxla")(x)
+    torch.testing.assert_close(found, torch.rad2deg(x), rtol=1.2e-7, atol=0)

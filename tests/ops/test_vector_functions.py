@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
-from dynaxla.ops import vector_functions
+from dynaxla.ops import error_functions, transcendental, vector_functions
 
 _LEAST = np.float32(2.0**-126)  # subnormal numbers count as zero (docs/precision.md)
 _SPECIAL = [
@@ -94,6 +95,24 @@ def test_functions_of_two_numbers(name: str, true: Function) -> None:
     _check(function, true, 0.6, *(pair.ravel() for pair in pairs))
     near = (np.abs(random.standard_normal(100_000)) * 50).astype(np.float32)
     _check(function, true, 0.6, near, (random.standard_normal(100_000) * 8).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("function", "true", "units", "least"),
+    [
+        (error_functions.erfc, scipy.special.erfc, 9, -np.inf),
+        (error_functions.erfcx, scipy.special.erfcx, 7, -9.3),
+        (error_functions.erfinv, scipy.special.erfinv, 4, -1),
+        (transcendental.lgamma, scipy.special.gammaln, 4, 0),
+    ],
+)
+def test_special_functions(function: Function, true: Function, units: float, least: float) -> None:
+    random = np.random.default_rng(5)
+    beside_one = 1 - np.exp2(random.uniform(-24, -1, 50_000))
+    numbers = np.concatenate([_numbers(6), beside_one, -beside_one, random.uniform(-12, 12, 200_000)]).astype(
+        np.float32
+    )
+    _check(function, true, units, numbers[(numbers >= least) | np.isnan(numbers)])
 
 
 def test_a_zero_has_its_sign() -> None:
