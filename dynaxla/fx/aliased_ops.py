@@ -17,11 +17,13 @@ _ITS_BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
 def replace_aliased_ops(graph: Graph) -> None:
-    """Replaces ops that are other ops under another name by these: quotients of numbers that torch turned into tensors, and
-    the grouped products of transformers."""
+    """Replaces ops that are other ops under another name by these: quotients of numbers that torch turned into tensors,
+    copies that wait for a write, which torch makes in memory of its own alone, and the grouped products of transformers."""
     for node in list(graph.nodes):
         if node.target is aten.true_divide.Tensor:
             replace(graph, node, aten.div.Tensor, node.args, node.kwargs)
+        elif node.target is aten._lazy_clone.default:
+            replace(graph, node, aten.clone.default, node.args, node.kwargs)
         elif _is_named(node, _GROUPED_PRODUCT_ELSEWHERE):
             replace(graph, node, internal.GROUPED_PRODUCT, node.args, node.kwargs)
         elif _is_named(node, _ITS_BACKWARD):

@@ -33,7 +33,9 @@ from dynaxla.torch_api.generators import UntracedDrawError
 
 logger = logging.getLogger("dynaxla")
 
-_OVERWRITTEN = "it writes to a tensor whose old elements its backward reads, so that eager's backward raises, too"
+_OVERWRITTEN = (
+    "it writes to a tensor whose old elements its backward reads, or detaches it, so eager's backward raises, too"
+)
 _COPY = "write to a copy of the tensor, or compute without gradients"
 
 

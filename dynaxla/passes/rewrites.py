@@ -8,6 +8,7 @@ from dynaxla.passes import (
     channels_last_convolution,
     channels_last_values,
     dead_code_elimination,
+    filled_memory,
     grouped_query_attention,
     strided_views,
     transposed_matmul,
@@ -15,6 +16,7 @@ from dynaxla.passes import (
 )
 
 REWRITES = (
+    filled_memory.PASS,
     batch_norm_folding.PASS,
     strided_views.PASS,
     transposed_matmul.PASS,

@@ -32,15 +32,15 @@ PART_OF_JOINT = "partitioner_tag"
 _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
 
-_OVERWRITTEN = "has been modified by an inplace operation"
+_LOST = ("has been modified by an inplace operation", "has been detached in-place")
 
 
 def is_overwritten(error: Exception) -> bool:
-    """Whether autograd refused a graph's backward since the graph writes to a value that it reads.
+    """Whether autograd refused a graph's backward since the graph writes to a value that it reads, or detaches it in place.
 
     Relies on autograd's words, as its error is a plain RuntimeError.
     """
-    return isinstance(error, RuntimeError) and _OVERWRITTEN in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
 
 
 @dataclass(frozen=True, slots=True)

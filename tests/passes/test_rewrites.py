@@ -206,3 +206,22 @@ def test_a_kernel_of_one_channel_is_a_tensor_of_its_own_in_eager() -> None:
     assert torch.equal(moved, weight.permute(2, 1, 0))
     moved.zero_()
     assert weight.abs().sum() > 0
+
+
+def test_copies_that_wait_for_a_write_are_copies(recorder: Recorder) -> None:
+    """torch makes them of memory of its own alone, so not of what a program gives."""
+
+    def copy_lazily(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        copied = y._lazy_clone()  # type: ignore[attr-defined]
+        copied.add_(1)
+        return y, copied, x.t()._lazy_clone()  # type: ignore[attr-defined]
+
+    x = torch.randn(4, 6)
+    with recorder.expect(eager_ops=0):
+        results = torch.compile(copy_lazily, backend="dynaxla")(x)
+    for result, expected in zip(results, copy_lazily(x), strict=True):
+        assert_close(result, expected)
+        assert result.stride() == expected.stride()
+    results[2].zero_()
+    assert x.all()

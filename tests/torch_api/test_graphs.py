@@ -405,13 +405,22 @@ def test_sources_of_graph_modules_stay_in_torch() -> None:
     assert len(sources) > before
 
 
-@boundary("aot.is_overwritten")
-def test_autograd_says_that_a_saved_value_was_written() -> None:
-    def write(x: Tensor, w: Tensor) -> Tensor:
-        y = (x * w).sin()
-        x.mul_(2)
-        return y
+def write(x: Tensor, w: Tensor) -> Tensor:
+    y = (x * w).sin()
+    x.mul_(2)
+    return y
 
+
+def detach(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    z = y.sin()
+    y.detach_()
+    return z
+
+
+@boundary("aot.is_overwritten")
+@pytest.mark.parametrize("lose", [write, detach])
+def test_autograd_says_that_a_saved_value_is_lost(lose: Callable[[Tensor, Tensor], Tensor]) -> None:
     def capture(module: GraphModule, inputs: Sequence[Any]) -> Any:
         with pytest.raises(RuntimeError) as caught:
             aot.aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
@@ -420,7 +429,7 @@ def test_autograd_says_that_a_saved_value_was_written() -> None:
         return module.forward
 
     torch._dynamo.reset()
-    torch.compile(write, backend=capture)(torch.randn(3), torch.randn(3, requires_grad=True))
+    torch.compile(lose, backend=capture)(torch.randn(3), torch.randn(3, requires_grad=True))
 
 
 @boundary("aot.written_inputs")
