@@ -27,7 +27,7 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
-from dynaxla.torch_api.aot import is_overwritten
+from dynaxla.torch_api.aot import is_overwritten, lacks_derivative
 from dynaxla.torch_api.dynamo import TorchDynamoException
 from dynaxla.torch_api.generators import UntracedDrawError
 
@@ -99,7 +99,7 @@ def _known(error: Exception, what: str) -> FallbackReason | None:
     """The reason of an exception that says what torch or eager does not take; None for an unexpected one."""
     if isinstance(error, UntracedDrawError):
         return FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0])
-    if isinstance(error, EagerRefusal):
+    if isinstance(error, EagerRefusal) or lacks_derivative(error):
         return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error))
     if is_overwritten(error):
         return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)

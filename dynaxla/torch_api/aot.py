@@ -43,6 +43,15 @@ def is_overwritten(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
 
 
+def lacks_derivative(error: Exception) -> bool:
+    """Whether autograd has no formula for an op of a graph: eager raises as soon as its gradient is asked for, and a trace of
+    the backward always does.
+
+    Relies on autograd's words, as above.
+    """
+    return isinstance(error, NotImplementedError) and str(error).startswith("the derivative for ")
+
+
 @dataclass(frozen=True, slots=True)
 class InputWrite:
     """An input that a graph mutates.

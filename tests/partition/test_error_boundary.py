@@ -196,7 +196,9 @@ def test_what_autograd_cannot_capture_runs_in_eager(recorder: Recorder) -> None:
 
     x = torch.randn(3, requires_grad=True)  # of which there is no derivative, which eager says in the backward only
     assert_close(torch.compile(model, backend="dynaxla")(x).detach(), model(x).detach())
-    assert "NotImplementedError: the derivative for 'zeta' is not implemented" in recorder.snapshot().fallbacks[-1]
+    line = recorder.snapshot().fallbacks[-1]
+    assert "the derivative for 'zeta' is not implemented" in line
+    assert ReasonId.UNSUPPORTED_CALL.value in line
 
 
 RESHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -239,3 +241,18 @@ def test_a_graph_that_eagers_backward_refuses_has_a_reason(recorder: Recorder) -
         assert ReasonId.SIDE_EFFECT.value in line
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             result.sum().backward()
+
+
+def test_a_graph_that_detaches_what_its_backward_reads_has_a_reason(recorder: Recorder) -> None:
+    def detach(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = y.sin()
+        y.detach_()
+        return z
+
+    x = torch.randn(3, requires_grad=True)
+    result = torch.compile(detach, backend="dynaxla")(x)
+    assert_close(result.detach(), detach(x).detach())
+    assert ReasonId.SIDE_EFFECT.value in recorder.snapshot().fallbacks[-1]
+    with pytest.raises(RuntimeError, match="detached in-place"):
+        result.sum().backward()

@@ -432,6 +432,15 @@ def test_autograd_says_that_a_saved_value_is_lost(lose: Callable[[Tensor, Tensor
     torch.compile(lose, backend=capture)(torch.randn(3), torch.randn(3, requires_grad=True))
 
 
+@boundary("aot.lacks_derivative")
+def test_autograd_says_that_an_op_has_no_derivative() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(NotImplementedError) as caught:
+        torch.special.zeta(x, x).sum().backward()
+    assert aot.lacks_derivative(caught.value)
+    assert not aot.lacks_derivative(NotImplementedError("another"))
+
+
 @boundary("aot.written_inputs")
 def test_a_joint_graph_says_which_inputs_it_writes_to() -> None:
     def write(w: Tensor, ids: Tensor) -> Tensor:
