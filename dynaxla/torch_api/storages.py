@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 data_address: Callable[[torch.Tensor], int] = torch.Tensor.const_data_ptr  # type: ignore[attr-defined]
@@ -43,8 +44,17 @@ from_capsule: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 """The tensor of a DLPack capsule. `torch.from_dlpack` adds a protocol negotiation that costs 4 us."""
 
 
-copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
-"""Copies each of some tensors to another: `copy_` of each, without a Python call for each."""
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies each of some tensors to another: `copy_` of each, without a Python call for each.
+
+    No dispatch mode sees it: torch gives a mode the plain number in place of a tensor that stands for one, as autograd saves
+    them, and then misses a tensor in the list. Relies on `torch.utils._python_dispatch._disable_current_modes`.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        torch._foreach_copy_(targets, sources)
+        return
+    with _disable_current_modes():
+        torch._foreach_copy_(targets, sources)
 
 
 def mark(tensor: torch.Tensor) -> bool:
