@@ -14,6 +14,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._library.opaque_object import is_opaque_value
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx import Node
+from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -97,11 +98,13 @@ def find_opaque_class(value: object) -> str | None:
     """Returns the class of an object that graphs hand on without computing with it, such as a device mesh, a process
     group or an object of a TorchScript class; None for a tensor, a number or anything else.
 
-    Relies on `FakeScriptObject.script_class_name`, and on `is_opaque_value` for a real object.
+    Relies on `FakeScriptObject.script_class_name`, and on `is_opaque_value` for a real object; and on `BackwardState`, which
+    holds the hooks that a backward calls, with torch's compiled autograd.
     """
     if isinstance(value, FakeScriptObject):
         return value.script_class_name.rpartition(".")[2]  # type: ignore[no-any-return]
-    return type(value).__name__ if isinstance(value, torch.ScriptObject) or is_opaque_value(value) else None
+    is_object = isinstance(value, (torch.ScriptObject, BackwardState)) or is_opaque_value(value)
+    return type(value).__name__ if is_object else None
 
 
 def is_view(tensor: torch.Tensor) -> bool:
