@@ -93,6 +93,10 @@ class AllowedRange:
         return self.lowest <= least and largest <= self.highest
 
 
+_REFUSED = AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+"""What no value has: of a call that eager refuses whatever the values are, or that is left to it for another reason."""
+
+
 class _FoundRange:
     """The least and the largest of what must lie in a range, which the device computes.
 
@@ -242,9 +246,8 @@ def _along_dim(
 
 def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     indices = given["indices"]
-    if all(
-        index is None or index.dtype in (torch.int64, torch.int32) for index in indices
-    ):  # a mask may have several dims
+    are_numbers = all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices)
+    if are_numbers:  # a mask may have several dims
         for size, index in zip(given["self"].shape, indices, strict=False):
             if index is not None:
                 yield AllowedRange(index, -size, size - 1)
@@ -278,12 +281,13 @@ def _of_elements(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
 def _put(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     is_refused = torch.are_deterministic_algorithms_enabled() and not given.get("accumulate")
     if is_refused or given["index"].numel() != given["source"].numel():
-        yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+        yield _REFUSED
     yield from _of_elements(given)
 
 
 def _of_rows(given: Mapping[str, Any], table: str = "weight") -> Iterator[AllowedRange]:
-    yield AllowedRange(given["indices"], 0, given[table].shape[0] - 1)
+    if given[table].dim():
+        yield AllowedRange(given["indices"], 0, given[table].shape[0] - 1)
 
 
 def _of_bags(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
@@ -326,7 +330,7 @@ def _histc(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
 def _determinant(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     """torch's gradient takes the factors of a matrix with gaps for other ones, and a program reads it without gaps."""
     if not given["A"].is_contiguous():
-        yield AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
+        yield _REFUSED
 
 
 def _of_classes(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
@@ -351,6 +355,8 @@ def _of_floats(given: Mapping[str, Any], name: str = "self", highest: float = ma
 
 def _multinomial(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
     x = given["self"]
+    if x.dim() and x.shape[-1] > 2**24:
+        yield _REFUSED
     if x.is_floating_point() and x.dim():
         finfo = torch.finfo(x.dtype)
         yield AllowedRange(x, 0, finfo.max, RuntimeError)
@@ -380,8 +386,7 @@ _CHECKS: Mapping[str, Check] = {
     "multilabel_margin_loss_forward": _of_labels,
     **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_pooled),
     "binary_cross_entropy": _of_probabilities,
-    **dict.fromkeys(("floor_divide", "remainder", "fmod"), _of_divisors),
-    **dict.fromkeys(("div.Tensor_mode", "div.out_mode"), _of_divisors),
+    **dict.fromkeys(("floor_divide", "remainder", "fmod", "div.Tensor_mode", "div.out_mode"), _of_divisors),
     "histc": _histc,
     **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _determinant),
     "masked_scatter": _masked_scatter,

@@ -23,7 +23,7 @@ from dynaxla.errors import ExecutionError
 from dynaxla.observe.usage import CrossedBytes
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import download, upload_readonly
-from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory
+from dynaxla.torch_api.private_device import copy_view_metadata, get_attached_memory, set_view_metadata
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.storages import list_parts, storage_key, version_of
 from dynaxla.types import DEVICE_TYPE, TensorSpec
@@ -75,7 +75,7 @@ class CpuFallbackRunner:
             if known.counted == "nobody" and version_of(copy) != before:
                 torch.autograd.graph.increment_version(tensor)
             if (copy.shape, copy.stride()) != (tensor.shape, tensor.stride()):
-                copy_view_metadata(tensor, self.tensor(copy))
+                self._resize(tensor, copy, copies)
         crossed += CrossedBytes(to_device=sum(_count_bytes(t) for t in tree_leaves(results) if copies.is_new(t)))
         return tree_map_only(torch.Tensor, lambda result: self._back(result, copies), results), crossed
 
@@ -122,6 +122,15 @@ class CpuFallbackRunner:
         memory.rebind(upload_readonly(self._client, host), spec, made_by)
         self._origins.keep(memory, host)
 
+    def _resize(self, tensor: torch.Tensor, copy: torch.Tensor, copies: _Copies) -> None:
+        """Gives a tensor the sizes that the op gave its copy: in its own storage, if that is large enough, as eager does."""
+        storage, array = tensor.untyped_storage(), copies.arrays[id(storage_of(tensor))][1]
+        stays = storage_key(copy.untyped_storage()) == storage_key(array.untyped_storage())
+        if stays and copy.untyped_storage().nbytes() <= storage.nbytes():
+            set_view_metadata(tensor, storage, copy.shape, copy.stride(), int(copy.storage_offset()))
+        else:
+            copy_view_metadata(tensor, self.tensor(copy))
+
     def _back(self, result: torch.Tensor, copies: _Copies) -> torch.Tensor:
         """A result as a tensor of the device: the argument that it is, a view of one, or a new one."""
         for tensor, copy in (*copies.tensors, *copies.sparse):
@@ -145,8 +154,15 @@ class _Copies:
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.versions: list[int] = []
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._made: dict[int, torch.Tensor] = {}
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor: one, however often a call has it."""
+        if id(tensor) not in self._made:
+            self._made[id(tensor)] = self._copy(tensor)
+        return self._made[id(tensor)]
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout in SPARSE:
             self.sparse.append((tensor, tensor.to("cpu")))
             return self.sparse[-1][1]

@@ -270,6 +270,8 @@ class _Capturing:
         resized = tuple(value.shape) != spec.shape
         if resized and (layout.is_spread or not self._known.outs):
             raise Untraceable(f"output with shape {list(spec.shape)} doesn't match {list(value.shape)}")
+        if resized and (0 not in arrays[memory].shape or [held for held, _ in self._tensors].count(memory) > 1):
+            raise Untraceable("an output of other sizes keeps its memory, which other tensors may have, too")
         self.writes.append(TensorWrite(place, memory, resized))
         if resized:
             return [cast]
