@@ -47,3 +47,23 @@ def test_hooks_that_a_backward_calls_leave_the_forward_its_buckets(recorder: Rec
             compiled(torch.ones(rows, 4).requires_grad_()), differentiate(torch.ones(rows, 4).requires_grad_())
         )
     assert len(recorder.snapshot().exact_shapes) == known
+
+
+def test_the_loop_of_a_recurrent_layer_has_one_length(recorder: Recorder, compiled_backward: None) -> None:
+    """A capture of a backward has a size of its own for each saved tensor."""
+    layer = torch.nn.GRU(4, 3)
+    known = len(recorder.snapshot().fallbacks)
+
+    @torch.compile(backend="dynaxla")
+    def train(x: torch.Tensor) -> None:
+        layer(x)[0].square().sum().backward()
+
+    for steps in (5, 8, 32, 5):
+        x = torch.randn(steps, 2, 4)
+        layer.zero_grad()
+        train(x)
+        with torch._dynamo.config.patch(compiled_autograd=False):
+            expected = torch.autograd.grad(layer(x)[0].square().sum(), tuple(layer.parameters()))
+        for parameter, gradient in zip(layer.parameters(), expected, strict=True):
+            assert_close(parameter.grad, gradient)
+    assert len(recorder.snapshot().fallbacks) == known
