@@ -57,7 +57,7 @@ def _(
     weights: list[Tensor],
     kind: str,
 ) -> list[Tensor]:
-    # Where a capture has a size of its own for each saved tensor, as torch's compiled autograd has, this says that they are one.
+    # Where a capture has a size of its own for each saved tensor (compiled autograd), this says that they are one.
     for operand, like in ((states, gates), (grad, states)):
         torch._check(operand.shape[:2] == like.shape[:2], lambda: "gradients, states and gates have the same steps and rows")
     return [operand.new_empty(operand.shape) for operand in (gates, state, *weights)]
