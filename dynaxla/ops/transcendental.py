@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Callable
 
@@ -23,11 +24,10 @@ from dynaxla.ops.vector_functions import on_cpu
 aten = torch.ops.aten
 OPS = OpFamily()
 
-# The tail of the Euler-Maclaurin sum: B(2k) / (2k)! for k = 1 to 8.
-_BERNOULLI_OVER_FACTORIAL = tuple(
-    bernoulli / math.factorial(2 * k)
-    for k, bernoulli in enumerate((1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510), start=1)
-)
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+"""B(2k) for k = 1 to 8."""
+_BERNOULLI_OVER_FACTORIAL = tuple(b / math.factorial(2 * k) for k, b in enumerate(_BERNOULLI, start=1))
+"""The tail of the Euler-Maclaurin sum."""
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
 
@@ -126,9 +126,24 @@ def sinc(self: jax.Array) -> jax.Array:
     return compute(jnp.sinc, self, inexact=True)
 
 
+_ONE, _TWO_PI = decimal.Decimal(1), decimal.Decimal("6.283185307179586476925286766559005768394")
+
+
+def _lgamma_over_zeros(x: float) -> float:
+    """lgamma(x) / ((x - 1) (x - 2)): thirty steps up, Stirling's series is exact; math.lgamma loses digits near the zeros."""
+    with decimal.localcontext(prec=40):
+        steps = [decimal.Decimal(x) + k for k in range(31)]
+        large = steps.pop()
+        stirling = (large - decimal.Decimal("0.5")) * large.ln() - large + _TWO_PI.ln() / 2
+        terms = (
+            decimal.Decimal(b) / (2 * k * (2 * k - 1) * large ** (2 * k - 1)) for k, b in enumerate(_BERNOULLI, start=1)
+        )
+        return float((stirling + sum(terms) - math.prod(steps, start=_ONE).ln()) / ((steps[0] - 1) * (steps[0] - 2)))
+
+
 _BY_ZEROS = (0.8, 3.0)
 _LGAMMA_FITS = {
-    jnp.dtype(dtype): ChebyshevFit(lambda x: math.lgamma(x) / ((x - 1) * (x - 2)), degree, _BY_ZEROS)
+    jnp.dtype(dtype): ChebyshevFit(_lgamma_over_zeros, degree, _BY_ZEROS)
     for dtype, degree in ((jnp.float32, 16), (jnp.float64, 34))
 }
 
