@@ -74,13 +74,13 @@ def erfcx(x: Array) -> Array:
     if x.dtype != jnp.float32:
         return jnp.where(far, series, jnp.exp(near * near) * jsp.erfc(near))
     size = jnp.clip(jnp.abs(near), 0, _LAST)
-    middle = jnp.where(size < 0.5, _exp_of_square(size, 1) * erfc(size), _ERFCX_FIT(4 / (size + 4)))
+    middle = jnp.where(size < 0.5, _exp_of_square(size, 1) * (1 - lax.erf(size)), _ERFCX_FIT(4 / (size + 4)))
     below = jnp.where(near < -_LAST, jnp.inf, 2 * _exp_of_square(size, 1) - middle)
     return jnp.where(jnp.isnan(x), x, jnp.where(far, series, jnp.where(near < 0, below, middle)))
 
 
 def erfinv(x: Array) -> Array:
-    """erfinv(x); of float32 by Giles' polynomials, with 1 - x^2 as a product, which loses nothing near 1."""
+    """erfinv(x); of float32 by Giles' polynomials, with log(1 - x^2) as log(1 - x) + log(1 + x), which loses nothing near 1."""
     if x.dtype != jnp.float32:
         return jsp.erfinv(x)
     w = -jnp.log1p(-jnp.abs(x)) - jnp.log1p(jnp.abs(x))
