@@ -62,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not is_long(item)]
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a file draws where it is imported is the same in every run: a sum that cancels by chance fails one run of hundreds."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
 _BEGUN = time.monotonic()
 
 
