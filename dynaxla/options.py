@@ -106,6 +106,8 @@ class Options:
         max_executables: maximum number of loaded executables per compiled part; the least recently used are evicted first.
         rng: "compiled" draws random numbers in the executables, from one seed per call of a graph, drawn from torch's
             generator; "eager" draws the same numbers as eager PyTorch, between executables.
+        value_checks: whether calls raise where eager does because of values: an index out of range, a whole number divided by
+            zero. None: on the CPU alone, as the call then waits for its results. docs/ops.md lists the ops.
         verify: fraction of the calls of each graph whose results are compared with eager's, from 0 to 1: docs/observe.md.
         verify_action: "warn" logs a difference that `verify` finds; "raise" raises `DivergenceError` in the call.
         call_metrics: count the calls of each part by bucket, and their seconds: docs/observe.md says what that costs.
@@ -129,6 +131,7 @@ class Options:
     package: Literal["programs", "captures"] = "programs"
     max_executables: int = 64
     rng: Literal["compiled", "eager"] = "compiled"
+    value_checks: bool | None = None
     verify: float = 0.0
     verify_action: Literal["warn", "raise"] = "warn"
     call_metrics: bool = False

@@ -19,11 +19,18 @@ from dynaxla.torch_api.fakes import FakeTensor, mode_of
 from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
+OUT_OF_RANGE = "IndexOutOfRange: "
+"""What the message of an assertion about an index begins with."""
+
 _NO_MESSAGE = "Assertion is failed"
 _NONE_FAILS = -1
 
 Value = Tensor | IntLikeType | None
 """An input or output of a part."""
+
+
+class IndexOutOfRange(IndexError, RuntimeError):
+    """An index is out of range. Eager raises an IndexError for some ops and a RuntimeError for others."""
 
 
 def _assert_async(condition: Tensor) -> None:
@@ -90,7 +97,7 @@ def raise_failed_assertions(
     """Wraps a function whose last result is the index of the first assertion that fails: the wrapper raises its error.
 
     Raises (when called):
-        RuntimeError: eager's error.
+        RuntimeError, IndexOutOfRange: an assertion fails.
     """
     if not messages:
         return function
@@ -101,10 +108,15 @@ def raise_failed_assertions(
             return results
         failed = int(number)  # type: ignore[arg-type]
         if failed != _NONE_FAILS:
-            raise RuntimeError(messages[failed])
+            raise _make_error(messages[failed])
         return results
 
     return run
+
+
+def _make_error(message: str) -> Exception:
+    text = message.removeprefix(OUT_OF_RANGE)
+    return RuntimeError(message) if text == message else IndexOutOfRange(text)
 
 
 def _condition(node: Node) -> Node:

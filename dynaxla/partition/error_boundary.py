@@ -9,7 +9,8 @@ program. Results stay correct, because a caught exception has returned none. Eac
 - the rewriting and partitioning of an AOTAutograd graph (`graph_builder.py`): that graph runs in eager;
 - the padding of a call (`bucketing/padded_graph.py`): its part is compiled per exact shape;
 - specializing, padding, lowering, compiling and running a part (`partition/part_runner.py`): the part runs in eager. A part has
-  no effect but its results (writes to inputs and eager ops are between parts, no buffer is donated), so it can run again;
+  no effect but its results (writes to inputs and eager ops are between parts, no buffer is donated), so it can run again.
+  Arguments that eager refuses as well are the caller's fault: the part stays compiled, and eager's error is raised;
 - compiling a program in the background (`async_compile/service.py`, `async_compile/worker.py`): calls go on without it;
 - an op of the device (`device/op_programs.py`, `device/dynamic_op_graphs.py`, `device/lazy_mode.py`): it runs alone, at fixed
   sizes, or on the host.
@@ -46,6 +47,15 @@ class Boundary:
     recorder: Recorder
     options: Options
 
+    def pass_on(self, error: Exception) -> None:
+        """
+        Raises:
+            Exception: `error`, if it is meant for the caller: an error of this package, or one that Dynamo raises to capture
+                again.
+        """
+        if isinstance(error, (DynaxlaError, TorchDynamoException)):
+            raise error
+
     def take(self, error: Exception, what: str, module: GraphModule) -> None:
         """Reports in metrics and log, with the traceback and a repro script, that a graph runs in eager.
 
@@ -55,11 +65,9 @@ class Boundary:
 
         Raises:
             UnsupportedError: options say fallback="error".
-            Exception: `error`, if it is meant for the caller: an error of this package, or one that Dynamo raises to capture
-                again.
+            Exception: see `pass_on`.
         """
-        if isinstance(error, (DynaxlaError, TorchDynamoException)):
-            raise error
+        self.pass_on(error)
         known = _known(error, what)
         if known is not None:
             self.leave(known, module)

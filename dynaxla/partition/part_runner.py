@@ -180,8 +180,7 @@ class RecoveringPart:
             try:
                 return self._function(args)
             except Exception as error:  # the boundary of a part, see partition/error_boundary.py
-                self._replace(error, args)
-        assert self._instead is not None
+                return self._recover(error, args)
         return self._instead(args)
 
     def _run_surrounded(self, args: Sequence[Any]) -> list[Any]:
@@ -192,14 +191,23 @@ class RecoveringPart:
             self._is_told = True
         return self._graphs.run_eager(args, in_transforms=True)
 
-    def _replace(self, error: Exception, args: Sequence[Any]) -> None:
-        """Has the part run otherwise from now on: partitioned again if it could not be compiled, else in eager."""
+    def _recover(self, error: Exception, args: Sequence[Any]) -> list[Any]:
+        """Has the part run otherwise from now on: partitioned again if it could not be compiled, else in eager.
+
+        Raises:
+            Exception: eager refuses the arguments, too: the part stays as it is.
+        """
         pipeline, graphs = self._builder.pipeline, self._graphs
         try:
             self._instead = self._partition_again(error, args)
         except Exception as last:  # the boundary of a part, too
-            Boundary(pipeline.recorder, pipeline.options).take(last, "a part", graphs.module)
+            boundary = Boundary(pipeline.recorder, pipeline.options)
+            boundary.pass_on(last)
+            results = graphs.run_eager(args)
+            boundary.take(last, "a part", graphs.module)
             self._instead = graphs.run_eager
+            return results
+        return self._instead(args)
 
     def _partition_again(self, error: Exception, args: Sequence[Any]) -> PartFunction:
         """

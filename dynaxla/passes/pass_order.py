@@ -20,6 +20,7 @@ from dynaxla.passes import (
     output_aliases,
     seed_inputs,
     shared_seeds,
+    value_checks,
 )
 from dynaxla.passes.rewrites import REWRITES
 
@@ -34,6 +35,7 @@ FOR_PARTS = (
     group_collectives.PASS,
     higher_order_calls.PASS,
     seed_inputs.PASS,
+    value_checks.PASS,
     *REWRITES,
     opaque_inputs.PASS,
 )

@@ -256,3 +256,13 @@ def test_a_graph_that_detaches_what_its_backward_reads_has_a_reason(recorder: Re
     assert ReasonId.SIDE_EFFECT.value in recorder.snapshot().fallbacks[-1]
     with pytest.raises(RuntimeError, match="detached in-place"):
         result.sum().backward()
+
+
+def test_what_eager_refuses_as_well_is_the_callers_error(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    """torch's fake kernel of `max` along a dim takes one without elements, and neither a program nor eager does."""
+    compiled = torch.compile(lambda x: x.max(0).values, backend="dynaxla")
+    before = recorder.snapshot().fallbacks
+    with caplog.at_level(logging.WARNING, "dynaxla"), pytest.raises(IndexError, match="non-zero size"):
+        compiled(torch.ones(0, 3))
+    assert recorder.snapshot().fallbacks == before
+    assert not caplog.records

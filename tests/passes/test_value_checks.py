@@ -1,0 +1,162 @@
+"""What eager raises because of a value, a compiled call raises: with padded sizes, between good calls, and none of those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dynaxla.observe.recorder import Recorder
+from tests.bucketing.poison import poison
+from tests.tolerances import assert_close
+
+Case = tuple[Callable[..., Tensor], list[tuple[Any, ...]], list[tuple[Any, ...]]]
+SMALL, LARGE = torch.randn(4, 5), torch.randn(6, 7)
+
+
+def of(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+def row(*numbers: int) -> Tensor:
+    return of(*numbers)[None]
+
+
+def attend(cache: Tensor, place: Tensor, new: Tensor) -> Tensor:
+    return cache.index_copy(2, place, new).sum(2)
+
+
+PLACES = [(SMALL, of(0, 3)), (LARGE, of(0, 5, 1))]
+WRAPPED = [(SMALL, of(0, -4)), (LARGE, of(-6, 5, 1))]
+BEYOND = [(SMALL, of(0, 4)), (LARGE, of(6, 2, 1))]
+BELOW = [(SMALL, of(0, -1)), (LARGE, of(5, -7, 1))]
+FAR_BELOW = [(SMALL, of(0, -5)), (LARGE, of(5, -7, 1))]
+ROWS = [(SMALL, row(0, 3)), (LARGE, row(0, 5, 1))]
+NO_ROWS = [(SMALL, row(0, 4)), (LARGE, row(6, 2, 1)), (SMALL, row(0, -1))]
+HALF = [(SMALL.sigmoid(), SMALL.sigmoid()), (LARGE.sigmoid(), LARGE.sigmoid())]
+CASES: dict[str, Case] = {
+    "embedding": (lambda x, i: F.embedding(i, x), PLACES, [*BEYOND, *BELOW]),
+    "embedding_bag": (lambda x, i: F.embedding_bag(i, x, of(0)), PLACES, [*BEYOND, *BELOW]),
+    "index": (lambda x, i: x[i], [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
+    "index of two dims": (lambda x, i: x[i, i], [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
+    "index_select": (lambda x, i: x.index_select(0, i), PLACES, [*BEYOND, *BELOW]),
+    "index_add": (lambda x, i: x.index_add(0, i, x[: i.shape[0]]), PLACES, [*BEYOND, *BELOW]),
+    "index_copy": (lambda x, i: x.index_copy(0, i, x[: i.shape[0]]), PLACES, [*BEYOND, *BELOW]),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 2.0), [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
+    "index_put": (lambda x, i: x.index_put((i,), x[0]), [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
+    "take": (
+        lambda x, i: x.take(i),
+        [(SMALL, of(0, -20)), (LARGE, of(0, 41, 1))],
+        [(SMALL, of(0, 20)), (LARGE, of(-43, 2, 1))],
+    ),
+    "put": (
+        lambda x, i: x.put(i, x[0, : i.shape[0]]),
+        [(SMALL, of(0, -20)), (LARGE, of(0, 41, 1))],
+        [(SMALL, of(0, 20)), (LARGE, of(-43, 2, 1))],
+    ),
+    "gather": (lambda x, i: x.gather(0, i), ROWS, NO_ROWS),
+    "scatter": (lambda x, i: x.scatter(0, i, 1.0), ROWS, NO_ROWS),
+    "scatter_add": (lambda x, i: x.scatter_add(0, i, x), ROWS, NO_ROWS),
+    "cross_entropy": (
+        F.cross_entropy,
+        [(SMALL, of(0, 4, -100, 1)), (LARGE, of(0, 5, 1, 6, 2, 1))],
+        [(SMALL, of(0, 5, 1, 1)), (SMALL, of(0, -1, 1, 1)), (LARGE, of(7, 2, 1, 1, 1, 1))],
+    ),
+    "multi_margin_loss": (
+        F.multi_margin_loss,
+        [(SMALL, of(0, 4, 1, 2))],
+        [(SMALL, of(0, 5, 1, 1)), (SMALL, of(0, -1, 1, 1))],
+    ),
+    "multilabel_margin_loss": (
+        F.multilabel_margin_loss,
+        [(SMALL, SMALL.long() * 0 - 1)],
+        [(SMALL, SMALL.long() * 0 + 5), (SMALL, SMALL.long() * 0 - 2)],
+    ),
+    "binary_cross_entropy": (
+        F.binary_cross_entropy,
+        HALF,
+        [(SMALL * 9, HALF[0][0]), (HALF[1][0], LARGE * 9), (SMALL * float("nan"), HALF[0][0])],
+    ),
+    "//": (
+        lambda x, i: x.int() // i,
+        [(SMALL, of(1, 3, 1, 1, 2)), (LARGE, of(1, 2, 3, 4, 5, 6, -7))],
+        [(SMALL, of(0, 1, 1, 1, 2))],
+    ),
+    "%": (
+        lambda x, i: x.int() % i,
+        [(SMALL, of(1, 3, 1, 1, 2)), (LARGE, of(1, 2, 3, 4, 5, 6, -7))],
+        [(SMALL, of(0, 1, 1, 1, 2))],
+    ),
+    "masked_scatter": (
+        lambda x, source: x.masked_scatter(x > -9, source),
+        [(SMALL, torch.randn(20)), (LARGE, torch.randn(50))],
+        [(SMALL, torch.randn(19)), (LARGE, torch.randn(3))],
+    ),
+    "a cache": (
+        attend,
+        [
+            (torch.randn(1, 2, 8, 3), of(7), torch.randn(1, 2, 1, 3)),
+            (torch.randn(3, 2, 8, 3), of(0), torch.randn(3, 2, 1, 3)),
+        ],
+        [(torch.randn(1, 2, 8, 3), of(8), torch.randn(1, 2, 1, 3))],
+    ),
+    "around an eager op": (lambda x, i: x[i].sum() + x.unique().sum() + x[:, i].sum(), PLACES, BEYOND),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_what_eager_refuses_raises(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    function, good, bad = CASES[name]
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for args in good:
+        assert_close(compiled(*args), function(*args))
+    for args in bad:
+        with pytest.raises(Exception) as eager:  # noqa: PT011 (any that eager raises)
+            function(*args)
+        with pytest.raises(eager.type):
+            compiled(*args)
+    assert_close(compiled(*good[0]), function(*good[0]))
+
+
+def test_the_message_names_the_line() -> None:
+    with pytest.raises(IndexError, match=r"dimension 0 is out of range \(aten.index.Tensor at .*test_value_checks.py"):
+        torch.compile(lambda x, i: x[i], backend="dynaxla")(*BEYOND[0])
+
+
+def test_integers_divided_by_plain_numbers_and_floats_are_not_checked(recorder: Recorder) -> None:
+    compiled = torch.compile(lambda x, y: (x // 2 + x % 3, y / 0, y // 0.0), backend="dynaxla")
+    x, y = of(1, 2, -3), torch.tensor([1.0, -2.0])
+    for mine, eager in zip(compiled(x, y), (x // 2 + x % 3, y / 0, y // 0.0), strict=True):
+        assert_close(mine, eager)
+
+
+def test_a_training_step_checks_its_targets(recorder: Recorder) -> None:
+    net = torch.nn.Linear(5, 3)
+
+    def step(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(net(x), target)
+
+    compiled = torch.compile(step, backend="dynaxla", dynamic=True)
+    with recorder.expect(compiles=2, eager_ops=0):
+        for rows in (6, 7, 8):
+            compiled(torch.randn(rows, 5), torch.randint(0, 3, (rows,))).backward()
+    with pytest.raises(IndexError, match="target"):
+        compiled(torch.randn(7, 5), torch.full((7,), 3))
+
+
+def test_the_option_leaves_values_alone() -> None:
+    compiled = torch.compile(lambda x, i: F.embedding(i, x), backend="dynaxla", options={"value_checks": False})
+    assert compiled(*BEYOND[0])[1].isnan().all()
+
+
+def test_values_that_many_calls_read_are_checked_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAXLA_DEBUG", f"dump={tmp_path},stages=fx")
+    torch.compile(lambda x, i: x[i] + x.exp()[i] * x.sin()[i], backend="dynaxla")(*PLACES[0])
+    (text,) = [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
+    assert text.count("aten.all") == 1
