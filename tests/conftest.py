@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """What a file draws where it is imported is the same in every run: a sum that cancels by chance fails one run of hundreds."""
+    """What a file draws where it is imported is the same in every run: a sum that cancels fails one run of hundreds."""
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)
 

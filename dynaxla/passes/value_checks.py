@@ -34,6 +34,10 @@ def _value(number: Number) -> IntLikeType:
     return number if isinstance(number, int) else number.meta["val"]  # type: ignore[no-any-return]
 
 
+def _is_tensor(argument: object) -> bool:
+    return isinstance(argument, Node) and isinstance(argument.meta["val"], torch.Tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class _Requirement:
     """What eager requires of a call's values.
@@ -125,6 +129,13 @@ def _of_rows(call: _Call) -> Iterator[_Requirement]:
     yield _Requirement(holds, f"{OUT_OF_RANGE}an index is out of range")
 
 
+def _of_bags(call: _Call) -> Iterator[_Requirement]:
+    yield from _of_rows(call)
+    first = call.compute(aten.slice.Tensor, call.given["offsets"], 0, 0, 1)
+    holds = call.compute(aten.all.default, call.compute(aten.eq.Scalar, first, 0))
+    yield _Requirement(holds, "the first bag does not begin at 0")
+
+
 def _of_elements(call: _Call) -> Iterator[_Requirement]:
     count = call.count(call.given["self"])
     holds = call.all_within(call.given["index"], call.negate(count), count)
@@ -156,7 +167,7 @@ def _of_divisors(call: _Call) -> Iterator[_Requirement]:
     """Whole numbers by zero; a plain number is looked at when it is captured."""
     other, value = call.given["other"], call.node.meta["val"]
     is_whole = not (value.is_floating_point() or value.is_complex())
-    if isinstance(other, Node) and is_whole and call.given.get("rounding_mode", "floor") is not None:
+    if _is_tensor(other) and is_whole and call.given.get("rounding_mode", "floor") is not None:
         holds = call.compute(aten.all.default, call.compute(aten.ne.Scalar, other, 0))
         yield _Requirement(holds, "ZeroDivisionError: a whole number is divided by zero")
 
@@ -175,7 +186,8 @@ _CHECKS: Mapping[str, Check] = {
     "index_fill": partial(_along_dim, wraps=True),
     **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
     **dict.fromkeys(("take", "put"), _of_elements),
-    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _of_rows),
+    "embedding": _of_rows,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
     "multilabel_margin_loss_forward": _of_labels,
     "binary_cross_entropy": _of_probabilities,

@@ -1,4 +1,4 @@
-"""What compiled graphs give for an index out of range, for which eager raises: docs/ops.md, "Indices out of range"."""
+"""What compiled graphs that check no values give for an index out of range: docs/ops.md, "Indices out of range"."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(function: Callable[[Tensor], Tensor], index: Tensor, recorder: Recorder)
     with pytest.raises((IndexError, RuntimeError)):
         function(index)
     with recorder.expect(compiles=1, eager_ops=0):
-        return torch.compile(function, backend="dynaxla")(index)
+        return torch.compile(function, backend="dynaxla", options={"value_checks": False})(index)
 
 
 @pytest.mark.parametrize("name", ROWS)

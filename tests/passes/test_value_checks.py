@@ -41,6 +41,11 @@ HALF = [(SMALL.sigmoid(), SMALL.sigmoid()), (LARGE.sigmoid(), LARGE.sigmoid())]
 CASES: dict[str, Case] = {
     "embedding": (lambda x, i: F.embedding(i, x), PLACES, [*BEYOND, *BELOW]),
     "embedding_bag": (lambda x, i: F.embedding_bag(i, x, of(0)), PLACES, [*BEYOND, *BELOW]),
+    "offsets of bags": (
+        lambda x, i: F.embedding_bag(of(0, 2, 1), x, i),
+        [(SMALL, of(0, 2)), (LARGE, of(0, 1, 2))],
+        [(SMALL, of(1, 2)), (LARGE, of(2, 2, 2))],
+    ),
     "index": (lambda x, i: x[i], [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
     "index of two dims": (lambda x, i: x[i, i], [*PLACES, *WRAPPED], [*BEYOND, *FAR_BELOW]),
     "index_select": (lambda x, i: x.index_select(0, i), PLACES, [*BEYOND, *BELOW]),
@@ -130,10 +135,15 @@ def test_the_message_names_the_line() -> None:
 
 
 def test_integers_divided_by_plain_numbers_and_floats_are_not_checked(recorder: Recorder) -> None:
-    compiled = torch.compile(lambda x, y: (x // 2 + x % 3, y / 0, y // 0.0), backend="dynaxla")
-    x, y = of(1, 2, -3), torch.tensor([1.0, -2.0])
-    for mine, eager in zip(compiled(x, y), (x // 2 + x % 3, y / 0, y // 0.0), strict=True):
-        assert_close(mine, eager)
+    def divide(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x // 2 + x % 3, x // y.shape[0], y / 0, y // 0.0
+
+    compiled = torch.compile(divide, backend="dynaxla", dynamic=True)
+    with recorder.expect(compiles=1, eager_ops=0):
+        for size in (5, 6):
+            x, y = torch.arange(size + 4), torch.randn(size)
+            for mine, eager in zip(compiled(x, y), divide(x, y), strict=True):
+                assert_close(mine, eager)
 
 
 def test_a_training_step_checks_its_targets(recorder: Recorder) -> None:
