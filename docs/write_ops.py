@@ -44,15 +44,14 @@ _INDICES = """\
 Eager raises where an index is out of range, and for some other values. An XLA program cannot raise: a compiled graph has
 assertions of such values, of which a program returns the number of the first that fails, and the call raises before it returns.
 
-| op | raises for |
-|---|---|
-| `x[index]`, `index_put`, `index_fill`, `take`, `put` | an index below minus the size, or not below the size |
-| `embedding`, `embedding_bag`, `index_select`, `index_add`, `index_copy`, `index_reduce`, `gather`, `scatter` and its kin | an index below 0, or not below the size |
-| `nll_loss`, `cross_entropy`, `multi_margin_loss`, `multilabel_margin_loss`, `one_hot` | a target that is no class |
-| `embedding_bag` | a first bag that does not begin at 0 |
-| `//`, `%`, `fmod` of whole numbers | a zero in the tensor that divides |
-| `binary_cross_entropy` | an input or a target that is not from 0 to 1, or NaN |
-| `masked_scatter` | a source with too few elements (where the mask is not broadcast) |
+- `x[index]`, `index_put`, `index_fill`, `take`, `put`: for an index below minus the size, or not below the size;
+- `embedding`, `embedding_bag`, `index_select`, `index_add`, `index_copy`, `index_reduce`, `gather`, `scatter` and its kin: for one below 0, or
+  not below the size;
+- `nll_loss`, `cross_entropy`, `multi_margin_loss`, `multilabel_margin_loss`, `one_hot`: for a target that is no class;
+- `embedding_bag`: for a first bag that does not begin at 0;
+- `//`, `%`, `fmod` of whole numbers: for a zero in the tensor that divides;
+- `binary_cross_entropy`: for an input or a target that is not from 0 to 1, or NaN;
+- `masked_scatter`: for a source with too few elements, where the mask is not broadcast.
 
 The error is a RuntimeError, or `IndexOutOfRange`, which is both an IndexError and a RuntimeError; it names the op and the user's line. Raising
 waits for the program, so this is the default where the results are the host's own anyway: on the CPU, for tensors of the host.
