@@ -20,6 +20,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ FILES = (
 )
 """Files of tests/ in PyTorch's checkout."""
 
+SEEDS = (0, 7)
+"""Those by which the samples of the record were drawn."""
+
 
 def sweep_file(options: argparse.Namespace, file: str, connection: Connection) -> None:
     """Runs the tests of a file that the options ask for. Appends outcomes to the log and sends the names of all tests."""
@@ -101,6 +105,18 @@ def draw(names: Sequence[str], file: str, seed: int) -> list[str]:
     shuffled = list(names)
     random.Random(f"{seed} {file}").shuffle(shuffled)
     return shuffled
+
+
+def take_drawn(outcomes: Sequence[Outcome], names: Mapping[str, Sequence[str]]) -> list[Outcome]:
+    """The outcomes of tests that were drawn at random: of each file, by each seed, as many of the first as were tried.
+
+    The others were chosen, where behaviour might differ, and say nothing of those that were not tried.
+    """
+    tried, drawn = {(outcome.file, outcome.test) for outcome in outcomes}, set[tuple[str, str]]()
+    for file, all_names in names.items():
+        for seed in SEEDS:
+            drawn.update(takewhile(tried.__contains__, ((file, name) for name in draw(all_names, file, seed))))
+    return [outcome for outcome in outcomes if (outcome.file, outcome.test) in drawn]
 
 
 def kind_of(name: str) -> str:
@@ -199,9 +215,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(write_table(outcomes, totals))
     if options.table is not None:
         how = f"This table has {len(outcomes)} of {sum(totals.values())} tests, with torch {torch.__version__}. "
+        drawn = take_drawn(outcomes, names)
+        how += f"{len(drawn)} were drawn at random, or are of files that were run whole. "
         how += tell_choice(outcomes, names, options.seed)
         how = textwrap.fill(how, 120, break_long_words=False, break_on_hyphens=False)
-        options.table.write_text(write_page(outcomes, totals, expected, options.limit, how), encoding="utf-8")
+        options.table.write_text(
+            write_page(outcomes, totals, expected, options.limit, how, drawn=drawn), encoding="utf-8"
+        )
     errors = find_errors(outcomes, expected, names)
     print(*errors, sep="\n")
     return 1 if errors else 0

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import sqrt
 from pathlib import Path
 from statistics import median
 
@@ -135,23 +136,29 @@ def write_page(
     limit_s: float,
     how: str,
     introduction: str = GENERIC,
+    drawn: Sequence[Outcome] | None = None,
 ) -> str:
-    """The whole text of a page. `how`: which tests were taken."""
+    """The whole text of a page. `how`: which tests were taken. `drawn`: the outcomes of those drawn at random; None: all."""
     parts = [introduction.format(files=len(totals), limit=limit_s), how, "", write_table(outcomes, totals), ""]
-    parts += [*_tell_weighted_rate(outcomes, totals)]
+    parts += [*_tell_weighted_rate(outcomes if drawn is None else drawn, totals)]
     return "\n".join([*parts, *_reasons(outcomes, expected), *_slow(outcomes)]) + "\n"
 
 
-def _tell_weighted_rate(outcomes: Sequence[Outcome], totals: Mapping[str, int]) -> Iterator[str]:
-    """What the rate of all tests would be if those of each file that were not tried come out as those that were."""
-    same, run = 0.0, 0.0
+def _tell_weighted_rate(drawn: Sequence[Outcome], totals: Mapping[str, int]) -> Iterator[str]:
+    """What the rate of all tests would be if those of each file that were not drawn come out as those that were, and the
+    standard error of that: of a file's rate p in n tests sqrt(p * (1 - p) / n), 0 where all were tried."""
+    same, run, variance = 0.0, 0.0, 0.0
     for file, total in totals.items():
-        statuses = [outcome.status for outcome in outcomes if outcome.file == file and outcome.test]
+        statuses = [outcome.status for outcome in drawn if outcome.file == file and outcome.test]
         tests_each = total / max(len(statuses), 1)
-        same += tests_each * statuses.count(SAME)
-        run += tests_each * sum(status in (SAME, *UNLIKE_THE_CPU) for status in statuses)
+        passing, counted = statuses.count(SAME), sum(status in (SAME, *UNLIKE_THE_CPU) for status in statuses)
+        same += tests_each * passing
+        run += tests_each * counted
+        if counted and len(statuses) < total:
+            variance += tests_each**2 * passing * (1 - passing / counted)
     if run:
-        yield from (f"With each file counted by how many tests it has, the rate is {100 * same / run:.1f}%.", "")
+        error = f" (standard error {100 * sqrt(variance) / run:.1f}%)" if variance else ""
+        yield from (f"With each file counted by how many tests it has, the rate is {100 * same / run:.1f}%{error}.", "")
 
 
 def _reasons(outcomes: Sequence[Outcome], expected: Mapping[tuple[str, str], str]) -> Iterator[str]:

@@ -185,8 +185,21 @@ def test_the_rate_is_of_what_runs() -> None:
 def test_files_count_by_their_tests_in_the_weighted_rate() -> None:
     outcomes = [Outcome("test_x.py", name, status) for name, status in zip("abc", (SAME, SAME, NOT_RUN), strict=True)]
     outcomes += [Outcome("test_y.py", name, status) for name, status in zip("ab", (SAME, FAILS), strict=True)]
-    page = write_page(outcomes, {"test_x.py": 300, "test_y.py": 100}, {}, 20.0, "how")
-    assert "the rate is 83.3%." in page
+    totals = {"test_x.py": 300, "test_y.py": 100}
+    page = write_page(outcomes, totals, {}, 20.0, "how")
+    assert (
+        "the rate is 83.3% (standard error 11.8%)." in page
+    )  # 50 * sqrt(1 / 2) of 300
+    assert "the rate is 100.0%." in write_page(outcomes, totals, {}, 20.0, "how", drawn=outcomes[:3])
+
+
+def test_chosen_tests_say_nothing_of_the_others() -> None:
+    names = [f"test_{i}" for i in range(9)]
+    by_first, by_second = (upstream.draw(names, "test_x.py", seed) for seed in upstream.SEEDS)
+    taken = {*by_first[:3], *by_second[:2], by_first[8]} - {by_second[2], by_first[3]}
+    outcomes = [Outcome("test_x.py", name, SAME) for name in names if name in taken]
+    drawn = {outcome.test for outcome in upstream.take_drawn(outcomes, {"test_x.py": names})}
+    assert drawn == {*by_first[:3], *by_second[:2]}
 
 
 def test_a_larger_sample_has_the_smaller() -> None:
