@@ -11,7 +11,14 @@ from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, NUMBERS, REAL
-from dynaxla.ops.eager_errors import check_all, check_numbers_fit, check_one_dtype, check_quotient_dtype, check_scales
+from dynaxla.ops.eager_errors import (
+    check_all,
+    check_no_bool,
+    check_numbers_fit,
+    check_one_dtype,
+    check_quotient_dtype,
+    check_scales,
+)
 from dynaxla.ops.promotion import (
     Operand,
     Scalar,
@@ -37,7 +44,9 @@ def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
 
-@OPS.op(aten.sub.Tensor, aten.sub.Scalar, check=check_scales("alpha"), dtypes=NUMBERS)
+@OPS.op(
+    aten.sub.Tensor, aten.sub.Scalar, check=check_all(check_scales("alpha"), check_no_bool("other")), dtypes=NUMBERS
+)
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
 
@@ -45,7 +54,7 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 @OPS.op(
     aten.rsub.Tensor, check=check_scales("alpha"), dtypes=NUMBERS, pad=elementwise_rules.elementwise, as_aten=decompose
 )
-@OPS.op(aten.rsub.Scalar, check=check_scales("alpha"), dtypes=NUMBERS)
+@OPS.op(aten.rsub.Scalar, check=check_all(check_scales("alpha"), check_no_bool("other")), dtypes=NUMBERS)
 def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     return sub(other, self, alpha)
 

@@ -101,7 +101,7 @@ def rad2deg(self: jax.Array) -> jax.Array:
     return mul(cast(self, inexact_dtype(torch_dtype(self))), 57.29577951308232)
 
 
-@OPS.op(aten.complex.default, dtypes=WIDE_INEXACT, pad=elementwise_rules.elementwise)
+@OPS.op(aten.complex.default, dtypes=WIDE_INEXACT, check=check_one_dtype, pad=elementwise_rules.elementwise)
 def complex_from_parts(real: jax.Array, imag: jax.Array) -> jax.Array:
     return lax.complex(*jnp.broadcast_arrays(real, imag))
 

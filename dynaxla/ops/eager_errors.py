@@ -1,4 +1,4 @@
-"""Checks for calls whose dtypes and numbers make eager PyTorch raise, but not torch's fake kernels.
+"""Checks for calls whose dtypes, sizes and numbers make eager PyTorch raise, but not torch's fake kernels.
 
 Such a call is refused, so that eager PyTorch runs it and raises.
 """
@@ -6,7 +6,7 @@ Such a call is refused, so that eager PyTorch runs it and raises.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.fx import Node
@@ -152,6 +152,40 @@ def check_dim(node: Node) -> str | None:
     """Refuses a dim that the operand does not have: torch's fake kernels of some ops do not look."""
     dim, rank = arguments_of(node)["dim"], tensor_of(node, "self").ndim
     return None if -max(rank, 1) <= dim < max(rank, 1) else f"dim {dim} of a tensor of {rank} dims"
+
+
+def check_has_elements(node: Node) -> str | None:
+    """Refuses reductions, along a dim or of the whole tensor, that have no elements."""
+    sizes, dim = tensor_of(node, "self").shape, arguments_of(node).get("dim")
+    reduced = sizes if dim is None or not sizes else sizes[dim : dim + 1 or None]
+    return "no elements" if any(example(size) == 0 for size in reduced) else None
+
+
+def reason_no_places(read: Iterable[int], indices: Iterable[torch.Tensor]) -> str | None:
+    """The reason why torch refuses to read at indices along dims of these sizes, or None: one has no places, and no index is
+    empty."""
+    has_none = any(example(size) == 0 for size in read)
+    return "a dim without places" if has_none and all(0 not in map(example, each.shape) for each in indices) else None
+
+
+def check_rows(node: Node) -> str | None:
+    """Refuses lookups in a table without rows."""
+    return reason_no_places(tensor_of(node, "weight").shape[:1], [tensor_of(node, "indices")])
+
+
+def reason_not_of_shape(source: torch.Tensor, sizes: Sequence[int]) -> str | None:
+    """The reason why torch refuses to write a tensor to a place of these sizes, for which it broadcasts nothing, or None."""
+    found, wanted = ([example(size) for size in each] for each in (source.shape, sizes))
+    return None if None in (*found, *wanted) or found == wanted else f"a source of {found} for a place of {wanted}"
+
+
+def check_no_bool(name: str) -> Check:
+    """Makes a check that refuses a plain bool in this argument."""
+
+    def check(node: Node) -> str | None:
+        return f"{name} is a bool" if isinstance(arguments_of(node)[name], bool) else None
+
+    return check
 
 
 def check_number(name: str, allows: Callable[[float], bool]) -> Check:

@@ -16,7 +16,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.eager_errors import check_inexact
+from dynaxla.ops.eager_errors import check_all, check_inexact, check_rank, check_rows
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
@@ -33,7 +33,7 @@ def check_dense(node: torch.fx.Node) -> str | None:
 SUM, MEAN, MAX = range(3)  # torch's numbers of the bag reductions
 
 
-@OPS.op(aten.embedding.default, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
+@OPS.op(aten.embedding.default, check=check_rows, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
@@ -41,7 +41,9 @@ def embedding(
     return _rows(weight, indices)
 
 
-@OPS.op(aten.embedding_renorm.default, check=check_inexact("self"), limits=OUT_OF_RANGE)
+@OPS.op(
+    aten.embedding_renorm.default, check=check_all(check_inexact("self"), check_rank("self", 2)), limits=OUT_OF_RANGE
+)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
     """Scales the chosen rows whose norm exceeds the limit down to it."""
     chosen = jnp.zeros(weight.shape[0], bool).at[indices.reshape(-1)].set(True)
@@ -89,7 +91,7 @@ def sum_equal_rows(count: int, dtype: jnp.dtype, rows: Array, values: Array) -> 
     return jnp.zeros((count, values.shape[1]), dtype).at[own].set(sums, mode="drop")
 
 
-@OPS.op(aten._embedding_bag.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag.default, check=check_rows, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
 def embedding_bag(
     weight: Array,
     indices: Array,
@@ -124,7 +126,9 @@ def embedding_bag(
     return total.astype(weight.dtype), bag[:0] if is_fast else bag, sizes * 0, sizes * 0
 
 
-@OPS.op(aten._embedding_bag_forward_only.default, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE)
+@OPS.op(
+    aten._embedding_bag_forward_only.default, check=check_rows, pad=segments_rules.embedding_bag, limits=OUT_OF_RANGE
+)
 def embedding_bag_forward_only(
     weight: Array,
     indices: Array,

@@ -20,7 +20,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
-from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit, reason_no_places
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import OpFamily
@@ -60,6 +60,18 @@ def indices_of(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
     ]
 
 
+def check_places(node: torch.fx.Node) -> str | None:
+    """Refuses reads along a dim that has no places."""
+    sizes, indices = tensor_of(node, "self").shape, indices_of(node)
+    return reason_no_places([sizes[place] for place, _ in indices], [index for _, index in indices])
+
+
+def check_places_of_dim(node: torch.fx.Node) -> str | None:
+    """Refuses reads at an index along a dim that has no places."""
+    sizes, dim = tensor_of(node, "self").shape, argument(node, "dim")
+    return reason_no_places([sizes[dim]] if sizes else [], [tensor_of(node, "index")])
+
+
 def check_output_size(node: torch.fx.Node) -> str | None:
     """Refuses repeat_interleave without `output_size`."""
     if argument(node, "output_size") is None:
@@ -91,7 +103,13 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     return jnp.take_along_axis(window, where, axis, mode="promise_in_bounds").reshape(index.shape)
 
 
-@OPS.op(aten.index.Tensor, aten._unsafe_index.Tensor, check=check_no_mask, pad=indexing_rules.index, limits=NO_MASK)
+@OPS.op(
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    check=check_all(check_no_mask, check_places),
+    pad=indexing_rules.index,
+    limits=NO_MASK,
+)
 def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[as_subscript(indices)].get(mode="promise_in_bounds")
 
@@ -110,7 +128,12 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
     return jnp.where(mask, taken, constant(fill, x.dtype))
 
 
-@OPS.op(aten.index_select.default, check=check_index, pad=indexing_rules.index_select, limits=OUT_OF_RANGE_READ)
+@OPS.op(
+    aten.index_select.default,
+    check=check_all(check_index, check_places_of_dim),
+    pad=indexing_rules.index_select,
+    limits=OUT_OF_RANGE_READ,
+)
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x

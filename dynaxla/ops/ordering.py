@@ -18,13 +18,11 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
-from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_float, slice_axis
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
-from dynaxla.ops.eager_errors import check_dim
+from dynaxla.ops.eager_errors import check_dim, check_has_elements
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.reductions import amax, amin
-from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -193,12 +191,6 @@ def lower_median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     return restore_shape((take_along(values, middle, axis), take_along(places, middle, axis)), x, axis, keepdim)
 
 
-def check_has_elements(node: torch.fx.Node) -> str | None:
-    """Refuses rows without elements: eager raises, torch's fake kernel does not."""
-    x, dim = tensor_of(node, "self"), argument(node, "dim")
-    return f"no elements along dim {dim}" if x.dim() and example(x.shape[dim]) == 0 else None
-
-
 @OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, check=check_has_elements, pad=sort_and_scan_rules.median, limits=TIES)
 def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=False)
@@ -226,7 +218,10 @@ def _whole_median(x: jax.Array, skip_nan: bool) -> jax.Array:
 
 
 @OPS.op(
-    aten.mode.default, dtypes=REAL, limits="in a row with NaN torch's own answer depends on the order of the elements"
+    aten.mode.default,
+    check=check_has_elements,
+    dtypes=REAL,
+    limits="in a row with NaN torch's own answer depends on the order of the elements",
 )
 def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     """The most frequent value (the smallest of several) and its last index.
@@ -274,12 +269,12 @@ def _extreme_with_place(x: jax.Array, dim: int, keepdim: bool, largest: bool) ->
     return restore_shape((take_along(row, places, axis), places), x, axis, keepdim)
 
 
-@OPS.op(aten.max.dim, dtypes=REAL, pad=reductions_rules.reduction)
+@OPS.op(aten.max.dim, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)
 def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=True)
 
 
-@OPS.op(aten.min.dim, dtypes=REAL, pad=reductions_rules.reduction)
+@OPS.op(aten.min.dim, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)
 def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=False)
 

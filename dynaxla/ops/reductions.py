@@ -17,6 +17,7 @@ from dynaxla.bucketing.pad_rules import reductions as reductions_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widen
 from dynaxla.ops.dtypes import NUMBERS, REAL
+from dynaxla.ops.eager_errors import check_has_elements
 from dynaxla.ops.promotion import cast, inexact_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
 
@@ -114,8 +115,8 @@ def restore_nan(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.
     return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-OPS.op(aten.max.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
-OPS.op(aten.min.default, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
+OPS.op(aten.max.default, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
+OPS.op(aten.min.default, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:

@@ -154,9 +154,15 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
     return scatter_reduce(x, dim, index, jnp.full(index.shape, constant(value, x.dtype)), OLD_NAMES[reduce])
 
 
+def check_indexed_dims(node: torch.fx.Node) -> str | None:
+    """Refuses more indices than the tensor has dims."""
+    count, rank = len(argument(node, "indices")), tensor_of(node, "self").ndim
+    return f"{count} indices of a tensor of {rank} dims" if count > rank else None
+
+
 @OPS.op(
     aten.index_put.default,
-    check=check_all(check_mask_of_one_value, check_source_dtype("values")),
+    check=check_all(check_mask_of_one_value, check_source_dtype("values"), check_indexed_dims),
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
 )

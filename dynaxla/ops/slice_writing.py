@@ -14,10 +14,11 @@ from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import gradients as gradients_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.dynamic_slice import WINDOW, WINDOW_SCATTER
-from dynaxla.custom_ops.schema import arguments_of, tensor_of
+from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axis_of, slice_bounds, strided_positions
+from dynaxla.ops.eager_errors import reason_not_of_shape
 from dynaxla.ops.indexing import subscript_of_axis
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.scattering import combine_into
@@ -28,11 +29,38 @@ OPS = OpFamily()
 
 
 def check_position(node: Node) -> str | None:
-    """Refuses a position that the dim does not have: torch's fake kernel does not look."""
+    """Refuses a position that the dim does not have, and a source of other sizes: torch's fake kernel does not look."""
+    x, source, dim, index = (arguments_of(node)[name] for name in ("self", "src", "dim", "index"))
+    sizes = list(x.meta["val"].shape)
+    if not sizes:
+        return "a position of a number"
+    size = sizes.pop(dim)
+    if isinstance(size, int) and isinstance(index, int) and not -size <= index < size:
+        return f"position {index} of {size}"
+    return reason_not_of_shape(source.meta["val"], sizes)
+
+
+def check_slice(node: Node) -> str | None:
+    """Refuses a slice along a dim that the tensor does not have or with steps back, and a source of other sizes."""
     given = arguments_of(node)
-    size, index = tensor_of(node, "self").shape[given["dim"]], given["index"]
-    known = isinstance(size, int) and isinstance(index, int)
-    return f"position {index} of {size}" if known and not -size <= index < size else None
+    sizes, dim, bounds = list(given["self"].meta["val"].shape), given["dim"], (given["start"], given["end"])
+    if not -len(sizes) <= dim < len(sizes):
+        return f"dim {dim} of a tensor of {len(sizes)} dims"
+    if not all(isinstance(number, int | None) for number in (sizes[dim], *bounds, given["step"])):
+        return None
+    if given["step"] <= 0:
+        return f"a step of {given['step']}"
+    sizes[dim] = len(range(*slice_bounds(sizes[dim], *bounds), given["step"]))
+    return reason_not_of_shape(given["src"].meta["val"], sizes)
+
+
+def check_diagonal(node: Node) -> str | None:
+    """Refuses a diagonal along one dim, and a source of other sizes."""
+    given = arguments_of(node)
+    x, dims = given["self"].meta["val"], (given["dim1"], given["dim2"])
+    if len({axis_of(dim, x.ndim) for dim in dims}) < 2 or x.ndim < 2:
+        return f"a diagonal of dims {dims[0]} and {dims[1]} of a tensor of {x.ndim} dims"
+    return reason_not_of_shape(given["src"].meta["val"], torch.diagonal(x, given["offset"], *dims).shape)
 
 
 @OPS.op(aten.select_scatter.default, check=check_position, pad=scattering_rules.select_scatter, as_aten=decompose)
@@ -41,7 +69,12 @@ def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Ar
     return x.at[(slice(None),) * axis + (index,)].set(src)
 
 
-@OPS.op(aten.slice_scatter.default, pad=scattering_rules.slice_scatter, as_aten=aten_forms.slice_scatter)
+@OPS.op(
+    aten.slice_scatter.default,
+    check=check_slice,
+    pad=scattering_rules.slice_scatter,
+    as_aten=aten_forms.slice_scatter,
+)
 def slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
@@ -52,7 +85,7 @@ def slice_scatter(
     return x.at[(slice(None),) * axis + (slice(first, last, step),)].set(src)
 
 
-@OPS.op(aten.diagonal_scatter.default, pad=diagonals_rules.diagonal_scatter)
+@OPS.op(aten.diagonal_scatter.default, check=check_diagonal, pad=diagonals_rules.diagonal_scatter)
 def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     moved = jnp.moveaxis(x, (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)), (-2, -1))
     steps = jnp.arange(src.shape[-1])
