@@ -28,7 +28,7 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
-from dynaxla.torch_api.aot import is_overwritten, lacks_derivative
+from dynaxla.torch_api.aot import is_overwritten, lacks_derivative, reads_number
 from dynaxla.torch_api.dynamo import TorchDynamoException
 from dynaxla.torch_api.generators import UntracedDrawError
 
@@ -37,6 +37,8 @@ logger = logging.getLogger("dynaxla")
 _OVERWRITTEN = (
     "it writes to a tensor whose old elements its backward reads, or detaches it, so eager's backward raises, too"
 )
+_NUMBER = "an input of no dims is a size or an index, whose number torch reads while it captures the graph"
+_AS_NUMBER = "pass a Python number, or an index of one dim"
 _COPY = "write to a copy of the tensor, or compute without gradients"
 
 
@@ -109,6 +111,8 @@ def _known(error: Exception, what: str) -> FallbackReason | None:
         return FallbackReason(ReasonId.RANDOM, what, detail=str(error).partition("\n")[0])
     if isinstance(error, EagerRefusal) or lacks_derivative(error):
         return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error))
+    if reads_number(error):
+        return FallbackReason(ReasonId.READS_VALUE, what, detail=_NUMBER, hint=_AS_NUMBER)
     if is_overwritten(error):
         return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)
     return None

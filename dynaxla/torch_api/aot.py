@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 from torch.utils.checkpoint import CheckpointPolicy
@@ -50,6 +51,15 @@ def lacks_derivative(error: Exception) -> bool:
     Relies on autograd's words, as above.
     """
     return isinstance(error, NotImplementedError) and str(error).startswith("the derivative for ")
+
+
+def reads_number(error: Exception) -> bool:
+    """Whether a trace came to a number that Python reads out of an input: `x[i]` and `torch.ones(i)` do of a tensor of no dims.
+
+    Dynamo knows the number of an input of whole numbers on the CPU, and goes on; AOTAutograd forgets it. Relies on
+    `FakeTensorMode.epoch`, which it raises, and on `DataDependentOutputException`.
+    """
+    return isinstance(error, DataDependentOutputException)
 
 
 @dataclass(frozen=True, slots=True)

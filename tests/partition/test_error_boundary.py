@@ -266,3 +266,22 @@ def test_what_eager_refuses_as_well_is_the_callers_error(recorder: Recorder, cap
         compiled(torch.ones(0, 3))
     assert recorder.snapshot().fallbacks == before
     assert not caplog.records
+
+
+def _write_at(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[i] = 5.0
+    return x + 1
+
+
+@pytest.mark.parametrize("read", [lambda x, i: x[i] * 2, lambda x, i: x * torch.ones(i, 1), _write_at])
+def test_a_number_read_out_of_an_input_is_named(
+    read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recorder: Recorder
+) -> None:
+    compiled = torch.compile(read, backend="dynaxla")
+    known = len(recorder.snapshot().fallbacks)
+    for i in (2, 3):
+        assert_close(compiled(torch.arange(4.0), torch.tensor(i)), read(torch.arange(4.0), torch.tensor(i)))
+    noted = recorder.snapshot().fallbacks[known:]
+    assert noted
+    assert all(f"{ReasonId.READS_VALUE.value}; an input of no dims is a size or an index" in line for line in noted)

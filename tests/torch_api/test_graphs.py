@@ -441,6 +441,19 @@ def test_autograd_says_that_an_op_has_no_derivative() -> None:
     assert not aot.lacks_derivative(NotImplementedError("another"))
 
 
+@boundary("aot.reads_number")
+def test_a_number_that_an_index_reads_is_lost_in_a_trace() -> None:
+    def capture(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with pytest.raises(RuntimeError, match="_local_scalar_dense") as caught:
+            aot.aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
+        assert aot.reads_number(caught.value)
+        assert not aot.reads_number(RuntimeError("another"))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x, i: x[i], backend=capture)(torch.randn(3), torch.tensor(1))
+
+
 @boundary("aot.written_inputs")
 def test_a_joint_graph_says_which_inputs_it_writes_to() -> None:
     def write(w: Tensor, ids: Tensor) -> Tensor:
