@@ -59,9 +59,8 @@ def _(
 ) -> list[Tensor]:
     # Where a capture has a size of its own for each saved tensor (compiled autograd), this says that they are one.
     for operand, like in ((states, gates), (grad, states)):
-        torch._check(
-            operand.shape[:2] == like.shape[:2], lambda: "gradients, states and gates have the same steps and rows"
-        )
+        if operand.shape[:2] != like.shape[:2]:
+            raise ValueError("gradients, states and gates have the same steps and rows")
     return [operand.new_empty(operand.shape) for operand in (gates, state, *weights)]
 
 

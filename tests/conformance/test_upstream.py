@@ -187,9 +187,7 @@ def test_files_count_by_their_tests_in_the_weighted_rate() -> None:
     outcomes += [Outcome("test_y.py", name, status) for name, status in zip("ab", (SAME, FAILS), strict=True)]
     totals = {"test_x.py": 300, "test_y.py": 100}
     page = write_page(outcomes, totals, {}, 20.0, "how")
-    assert (
-        "the rate is 83.3% (standard error 11.8%)." in page
-    )  # 50 * sqrt(1 / 2) of 300
+    assert "the rate is 83.3% (standard error 11.8%)." in page  # 50 * sqrt(1 / 2) of 300
     assert "the rate is 100.0%." in write_page(outcomes, totals, {}, 20.0, "how", drawn=outcomes[:3])
 
 

@@ -7,6 +7,7 @@ import re
 import runpy
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from dynaxla.errors import TargetError, UnsupportedError
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.passes import batch_norm_folding, metadata_mutations, output_aliases
+from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime.pjrt_clients import CpuClient
 from dynaxla.runtime.weight_residency import WeightResidency
 from tests.async_compile.ended import jobs
@@ -258,14 +260,22 @@ def test_a_graph_that_detaches_what_its_backward_reads_has_a_reason(recorder: Re
         result.sum().backward()
 
 
-def test_what_eager_refuses_as_well_is_the_callers_error(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
-    """torch's fake kernel of `max` along a dim takes one without elements, and neither a program nor eager does."""
-    compiled = torch.compile(lambda x: x.max(0).values, backend="dynaxla")
+@pytest.mark.parametrize("stage", ["a part, padded", "a part, specialized", "a part, given its weights"])
+def test_what_eager_refuses_as_well_is_the_callers_error(
+    stage: str, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = torch.nn.Linear(4, 3)
+    compiled = torch.compile(net, backend="dynaxla", dynamic=True)
+    x = torch.randn(5, 4)
     before = recorder.snapshot().fallbacks
-    with caplog.at_level(logging.WARNING, "dynaxla"), pytest.raises(IndexError, match="non-zero size"):
-        compiled(torch.ones(0, 3))
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "dynaxla"):
+        _break(stage, patch, Oops())
+        patch.setattr(PartGraphs, "run_eager", Mock(side_effect=IndexError("eager's own")))
+        with pytest.raises(IndexError, match="eager's own"):
+            compiled(x)
     assert recorder.snapshot().fallbacks == before
-    assert not caplog.records
+    with recorder.expect(eager_ops=0):
+        assert_close(compiled(x), net(x))
 
 
 def _write_at(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
