@@ -260,7 +260,7 @@ def test_a_graph_that_detaches_what_its_backward_reads_has_a_reason(recorder: Re
         result.sum().backward()
 
 
-@pytest.mark.parametrize("stage", ["a part, padded", "a part, specialized", "a part, given its weights"])
+@pytest.mark.parametrize("stage", ["a part, imported", "a part, linked"])
 def test_what_eager_refuses_as_well_is_the_callers_error(
     stage: str, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
