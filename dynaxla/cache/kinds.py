@@ -78,6 +78,7 @@ _OF_PROGRAMS = MappingProxyType(
         "fold_parameters": _BY_GRAPH,
         "nested_regions": _BY_GRAPH,
         "rng": _BY_GRAPH,
+        "value_checks": _BY_GRAPH,
         "bucketing": _BY_SIZES,
         "buckets": _BY_SIZES,
         "lowering_timeout_s": _A_LIMIT,

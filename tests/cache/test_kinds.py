@@ -22,7 +22,12 @@ from dynaxla.ops.table import core_table
 from dynaxla.options import DebugOptions, Options
 
 HERE = Environment({"device": "a"}, {"setting": "1"}, {"torch": "2"})
-SPECIAL: dict[str, Any] = {"target": "cpu", "buckets": dynaxla.Explicit((8, 16)), "debug": DebugOptions(Path("ir"))}
+SPECIAL: dict[str, Any] = {
+    "target": "cpu",
+    "buckets": dynaxla.Explicit((8, 16)),
+    "value_checks": False,
+    "debug": DebugOptions(Path("ir")),
+}
 """A value that is not the default, of the options that are neither a choice nor a number."""
 
 NAMES = [each.name for each in dataclasses.fields(Options)]

@@ -221,7 +221,7 @@ def test_what_is_right_is_found_right(name: str, recorder: Recorder) -> None:
 
 @torch.no_grad()
 def test_an_error_of_eagers_is_a_difference() -> None:
-    compiled = verified(lambda x, i: x[i] + 1)
+    compiled = verified(lambda x, i: x[i] + 1, value_checks=False)
     with pytest.raises(DivergenceError, match="eager raises IndexError"):
         compiled(torch.randn(3), torch.tensor([7]))
 
