@@ -1,6 +1,7 @@
 """Embeddings and embedding bags.
 
-An index out of range, for which torch raises, gives NaN: a program cannot raise, and must not return a plausible number.
+An index out of range, for which torch raises, gives NaN where values are not checked (passes/value_checks.py): a program cannot
+raise, and must not return a plausible number.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
-OUT_OF_RANGE = "an index out of range, for which torch raises, gives NaN"
+OUT_OF_RANGE = "an index out of range gives NaN where values are not checked"
 
 
 def check_dense(node: torch.fx.Node) -> str | None:

@@ -28,7 +28,7 @@ from dynaxla.ops.record import OpFamily
 aten = torch.ops.aten
 OPS = OpFamily()
 MASK_DTYPES = (torch.bool, torch.uint8)
-OUT_OF_RANGE_READ = "an index out of range, for which torch raises, reads some element of the tensor"
+OUT_OF_RANGE_READ = "an index out of range reads some element of the tensor where values are not checked"
 NO_MASK = "no boolean masks; " + OUT_OF_RANGE_READ
 
 
@@ -162,7 +162,7 @@ def masked_fill_tensor(x: jax.Array, mask: jax.Array, value: jax.Array) -> jax.A
     aten.masked_scatter.default,
     check=check_mask,
     pad=scattering_rules.masked_scatter,
-    limits="a source with too few elements, for which torch raises, is not detected",
+    limits="a source with too few elements is not detected where values are not checked",
 )
 def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """The True elements of `mask`, in order, get the elements of `source`; torch raises if these are too few."""

@@ -81,7 +81,7 @@ def _class_weights(x: jax.Array, weight: jax.Array | None) -> jax.Array:
     aten.nll_loss2d_forward.default,
     check=check_labels,
     pad=losses_rules.nll_loss,
-    limits="a class out of range, for which torch raises, counts as ignored",
+    limits="a class out of range counts as ignored where values are not checked",
 )
 def nll_loss(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
@@ -109,7 +109,7 @@ def nll_loss(
     aten.nll_loss_backward.default,
     aten.nll_loss2d_backward.default,
     pad=gradients_rules.nll_loss_backward,
-    limits="a class out of range, for which torch raises, counts as ignored",
+    limits="a class out of range counts as ignored where values are not checked",
 )
 def nll_loss_backward(
     grad: jax.Array,
@@ -134,7 +134,7 @@ def nll_loss_backward(
     check=check_one_dtype,
     dtypes=FLOATS,
     pad=losses_rules.loss,
-    limits="input outside 0 to 1, for which torch raises, is not detected",
+    limits="input outside 0 to 1 is not detected where values are not checked",
     as_aten=decompose,
 )
 def binary_cross_entropy(

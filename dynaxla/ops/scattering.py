@@ -1,7 +1,7 @@
 """Writes by index: copies of a tensor with some elements replaced or accumulated.
 
 If several values have one index and the op does not reduce them, neither torch nor XLA defines which one is written. A
-write with an index out of range, for which torch raises, is dropped.
+write with an index out of range, for which torch raises, is dropped where values are not checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
-OUT_OF_RANGE_WRITE = "an index out of range, for which torch raises, is dropped"
+OUT_OF_RANGE_WRITE = "an index out of range is dropped where values are not checked"
 
 
 def check_mask_of_one_value(node: torch.fx.Node) -> str | None:

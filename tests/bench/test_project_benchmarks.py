@@ -18,6 +18,7 @@ from benchmarks import (
     op_speed,
     product_speed,
     random_draws,
+    value_check_cost,
     whole_step,
 )
 from benchmarks.stream import MODELS, VARY, make_case
@@ -56,6 +57,7 @@ def test_cases_are_right() -> None:
         *op_speed.make_cases(argparse.Namespace(ops=["sort", "sin", "pow"], sizes=["8,64"], dtypes=["float32"])),
         *product_speed.make_cases(argparse.Namespace(sizes=["256,512"], rows=[1, 8], dtypes=["float32", "bfloat16"])),
         *convolution_speed.make_cases(argparse.Namespace(sizes=["1,8,6,2"], window=3, patches=["1,3,4,8,2"])),
+        *value_check_cost.make_cases(argparse.Namespace(calls=["index_select", "//"])),
         next(cache_writes.make_cases(argparse.Namespace(lengths=[16], layers=1))),
     ]
     for case in cases:
