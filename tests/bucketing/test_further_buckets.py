@@ -30,7 +30,7 @@ from tests.bucketing.random_sized import draw
 from tests.bucketing.sized_runs import cases, draw_run
 from tests.random_graphs.random_programs import make_inputs
 
-SIZES = ((2, 6), (3, 20), (20, 500), (6, 40), (5, 9), (3, 60), (9, 50), (12, 28), (7, 90))
+SIZES = ((2, 6), (3, 20), (20, 500), (6, 40), (5, 9), (11, 70), (3, 60), (9, 50), (12, 28), (7, 90))
 
 
 class Layer(nn.Module):

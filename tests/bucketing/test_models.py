@@ -157,7 +157,7 @@ def test_a_mark_that_cannot_be(dim: int, low: int | None, high: int | None, told
 @pytest.mark.parametrize("name", quick(["bert", "gpt2", "llama"], "bert"))
 @torch.no_grad()
 def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, values and the scores' mask: three a layer."""
+    """Keys, values and the scores' mask: three a layer, beside what checks of values mask."""
     made = []
     mask = PaddedGraphBuilder.mask
 
@@ -171,7 +171,7 @@ def test_a_text_model_is_masked_in_its_attentions_alone(name: str, monkeypatch: 
     old = tuple(next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)).shape[:2])
     given, named = tree_map(lambda v: _resized(v, 3, 18, old), (args, kwargs))
     with eager_programs():
-        torch.compile(net, backend="dynaxla", dynamic=True)(*given, **named)
+        torch.compile(net, backend="dynaxla", dynamic=True, options={"value_checks": False})(*given, **named)
     assert len(made) == 3 * net.config.num_hidden_layers
 
 
