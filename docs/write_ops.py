@@ -48,10 +48,15 @@ assertions of such values, of which a program returns the number of the first th
 - `embedding`, `embedding_bag`, `index_select`, `index_add`, `index_copy`, `index_reduce`, `gather`, `scatter` and its kin: for one below 0, or
   not below the size;
 - `nll_loss`, `cross_entropy`, `multi_margin_loss`, `multilabel_margin_loss`, `one_hot`: for a target that is no class;
-- `embedding_bag`: for a first bag that does not begin at 0;
+- `embedding_bag`: for a first bag that does not begin at 0, one that begins before the bag in front of it, or behind the indices;
+- `max_unpool1d` to `max_unpool3d`: for an index outside of the output;
+- `masked_fill`, `index_fill` with a tensor of no dims: for a number that the dtype does not hold;
 - `//`, `%`, `fmod` of whole numbers: for a zero in the tensor that divides;
 - `binary_cross_entropy`: for an input or a target that is not from 0 to 1, or NaN;
-- `masked_scatter`: for a source with too few elements, where the mask is not broadcast.
+- `masked_scatter`: for a source with too few elements; `segment_reduce`: for lengths that are negative, or do not sum to the size;
+- `histc` without ends: for values that are not finite;
+- `bernoulli` of probabilities that are not from 0 to 1, `multinomial` of weights that are negative, not finite or all zero, `normal` of negative
+  deviations.
 
 The error is a RuntimeError, or `IndexOutOfRange`, which is both an IndexError and a RuntimeError; it names the op and the user's line. Raising
 waits for the program, so this is the default where the results are the host's own anyway: on the CPU, for tensors of the host.
@@ -68,9 +73,10 @@ Without these checks, and in branches and loops, whose ops are not looked at,
 - `nll_loss` and `cross_entropy` count the target as ignored;
 - `one_hot` compares its classes with their number, and raises as eager does;
 - whole numbers that a tensor's zero divides are some number, `binary_cross_entropy` is NaN for inputs outside of 0 to 1 and its formula for
-  such targets, and a first bag of `embedding_bag` that does not begin at 0 does so.
+  such targets, and a first bag of `embedding_bag` that does not begin at 0 does so;
+- draws are NaN for such probabilities and deviations, and -2^63 (`multinomial`) for such weights.
 
-Ops that torch makes of others (`max_unpool2d`) are checked as these. Eager ops of a graph and single ops on the device (docs/device.md) raise
+Eager ops of a graph and single ops on the device (docs/device.md) raise
 eager's own error.
 """
 _WORDS: Mapping[str, str] = MappingProxyType(

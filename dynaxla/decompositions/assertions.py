@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 from torch.types import IntLikeType
 
+from dynaxla.ops.value_bounds import ValueBound, bounds_of
 from dynaxla.torch_api.fakes import FakeTensor, mode_of
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import OpOverload, parameters
 
 aten = torch.ops.aten
-OUT_OF_RANGE = "IndexOutOfRange: "
-"""What the message of an assertion about an index begins with."""
+VALUE_CHECK = "values: "
+"""What the message of an assertion begins with that the user did not write, until the pass value_checks keeps it or not."""
+
+_INDEX_ERROR = "IndexError: "  # what the message of an assertion begins with for which eager raises one
 
 _NO_MESSAGE = "Assertion is failed"
 _NONE_FAILS = -1
@@ -30,7 +34,7 @@ Value = Tensor | IntLikeType | None
 
 
 class IndexOutOfRange(IndexError, RuntimeError):
-    """An index is out of range. Eager raises an IndexError for some ops and a RuntimeError for others."""
+    """An index is out of range. For some ops eager's class depends on their mode, too."""
 
 
 def _assert_async(condition: Tensor) -> None:
@@ -64,6 +68,28 @@ ASSERTION_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor | None]] = Ma
         aten._is_any_true.default: _is_any_true,
     }
 )
+
+
+def describe_fault(bound: ValueBound) -> str:
+    """The message of an assertion that values lie in a range."""
+    return f"{_INDEX_ERROR if bound.error is IndexError else ''}{bound.fault}"
+
+
+def check_first(op: OpOverload, rewrite: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts the assertions of an op's values in front of the decomposition in which the op is lost."""
+    find_bounds = bounds_of(str(op))
+    if find_bounds is None:
+        return rewrite
+    names = [parameter.name for parameter in parameters(op)]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results = rewrite(*args, **kwargs)
+        if results is not NotImplemented:
+            for bound in find_bounds({**dict(zip(names, args, strict=False)), **kwargs}):
+                aten._assert_async.msg(bound.holds(), VALUE_CHECK + describe_fault(bound))
+        return results
+
+    return run
 
 
 def take_assertions(module: GraphModule, found: Sequence[Node]) -> list[str]:
@@ -115,7 +141,7 @@ def raise_failed_assertions(
 
 
 def _make_error(message: str) -> Exception:
-    text = message.removeprefix(OUT_OF_RANGE)
+    text = message.removeprefix(_INDEX_ERROR)
     return RuntimeError(message) if text == message else IndexOutOfRange(text)
 
 

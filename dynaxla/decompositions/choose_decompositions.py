@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from dynaxla.decompositions.assertions import check_first
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.flex_attention import replace_flex_attention
 from dynaxla.decompositions.fused_attention import replace_attention
@@ -57,7 +58,7 @@ class GraphDecompositions(Mapping[OpOverload, Decompose]):
         available = {**decomposition_table(), **quantized_decompositions()}
         if self._rng == "compiled":
             available = {**available, **random_decompositions()}
-        return {op: rewrite for op, rewrite in available.items() if rules.get(op) is own.get(op)}
+        return {op: check_first(op, rewrite) for op, rewrite in available.items() if rules.get(op) is own.get(op)}
 
     def __getitem__(self, op: OpOverload) -> Decompose:
         return self._chosen[op]

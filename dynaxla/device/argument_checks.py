@@ -1,4 +1,5 @@
-"""Arguments that eager PyTorch may refuse: writes that overlap other operands, and values that are out of range.
+"""Arguments that eager PyTorch may refuse: writes that overlap other operands, and values that are out of range
+(ops/value_bounds.py has the ranges).
 
 A call that looks so runs on the host, where eager raises its own error, or computes what it computes. Where the client's
 memory is the host's, values are looked at before the call. Elsewhere that would wait for the device: the range of the values
@@ -7,11 +8,10 @@ is computed there, and looked at when the host next reads a tensor, so that the 
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.storage import storage_of
 from dynaxla.errors import ExecutionError
 from dynaxla.fx.permutations import is_dense
+from dynaxla.ops.value_bounds import ValueBound, bounds_of
 from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import download, host_view
 from dynaxla.torch_api.frames import user_line
@@ -31,6 +32,9 @@ _SORTS = (torch.ops.aten.sort.values, torch.ops.aten.sort.values_stable)
 
 MOST_PLACES = 16
 """Of one memory, whose ranges are kept: a loop may index by every window of a permutation."""
+
+MOST_CATEGORIES = 1 << 24
+"""Of which eager PyTorch draws."""
 
 MOST_PENDING = 256
 """Ranges that are not yet looked at. Further calls wait for the oldest one, whose run has long been done."""
@@ -68,35 +72,6 @@ def _extent(dense: torch.Tensor) -> tuple[int, int]:
     return first, first + dense.numel() * dense.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedRange:
-    """What eager PyTorch requires of the values of a tensor.
-
-    Attributes:
-        values: the tensor.
-        lowest, highest: the range, ends included.
-        error: the class of eager's error.
-        prepare: computes what must lie in the range of the values, on any device; None: they themselves.
-    """
-
-    values: torch.Tensor
-    lowest: float
-    highest: float
-    error: type[Exception] = IndexError
-    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    def compute(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the largest of what must lie in the range, of `self.values` on any device."""
-        return torch.aminmax(values if self.prepare is None else self.prepare(values))
-
-    def has(self, least: float, largest: float) -> bool:
-        return self.lowest <= least and largest <= self.highest
-
-
-_REFUSED = AllowedRange(torch.zeros((), dtype=torch.int64, device="cpu"), 1, 0)
-"""What no value has: of a call that eager refuses whatever the values are, or that is left to it for another reason."""
-
-
 class _FoundRange:
     """The least and the largest of what must lie in a range, which the device computes.
 
@@ -123,7 +98,7 @@ class _FoundRange:
 class _PendingRange:
     """A range that is to be looked at, and the call that it is of."""
 
-    allowed: AllowedRange
+    bound: ValueBound
     found: _FoundRange
     made_by: str
 
@@ -141,22 +116,25 @@ class ValueChecks:
         Raises:
             IndexError, RuntimeError: those of an earlier call were.
         """
-        check = check_of(known.name)
-        if check is None:
+        find_bounds, leaves = bounds_of(known.name), _reason_to_leave(known.name)
+        if find_bounds is None and leaves is None:
             return False
         given = dict(zip(known.names, args, strict=False)) | dict(kwargs)
-        for allowed in check(given):
-            if allowed.values.numel() == 0 or allowed.values.is_complex():
-                continue
-            values = self._available(allowed.values)
-            if values is None:
-                ends = self._found_before(allowed, known)
-            else:
-                least, largest = allowed.compute(values)
-                ends = least.item(), largest.item()
-            if ends is not None and not allowed.has(*ends):
-                return True
-        return False
+        if leaves is not None and leaves(given):
+            return True
+        return find_bounds is not None and any(self._is_broken(bound, known) for bound in find_bounds(given))
+
+    def _is_broken(self, bound: ValueBound, known: FunctionalForm) -> bool:
+        """Whether values that need not be waited for are out of range."""
+        if bound.values.numel() == 0 or bound.values.is_complex():
+            return False
+        values = self._available(bound.values)
+        if values is None:
+            ends = self._found_before(bound, known)
+        else:
+            least, largest = bound.find_ends(values)
+            ends = least.item(), largest.item()
+        return ends is not None and not bound.allows(*ends)
 
     def raise_failed(self) -> None:
         """Waits for the ranges that the device computes.
@@ -183,27 +161,27 @@ class ValueChecks:
             raise memory.make_error(error) from error
         return array.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def _found_before(self, allowed: AllowedRange, known: FunctionalForm) -> tuple[float, float] | None:
+    def _found_before(self, bound: ValueBound, known: FunctionalForm) -> tuple[float, float] | None:
         """The ends of the values that an earlier call waited for; else None, and the device computes them."""
-        if storage_of(allowed.values).is_empty:
+        if storage_of(bound.values).is_empty:
             return None
-        found = self._range_of(allowed)
+        found = self._range_of(bound)
         if found.ends is None:
             if len(self._pending) >= MOST_PENDING:
                 self._check_oldest()
-            self._pending.append(_PendingRange(allowed, found, known.name + user_line()))
+            self._pending.append(_PendingRange(bound, found, known.name + user_line()))
         return found.ends
 
-    def _range_of(self, allowed: AllowedRange) -> _FoundRange:
+    def _range_of(self, bound: ValueBound) -> _FoundRange:
         """What the device computes; once for values that several ops take, until they are written."""
-        values = allowed.values
+        values = bound.values
         memory = storage_of(values)
         place = values.dtype, values.shape, values.stride(), values.storage_offset()
-        found = None if allowed.prepare is not None or memory.ranges is None else memory.ranges.get(place)
+        found = None if bound.prepare is not None or memory.ranges is None else memory.ranges.get(place)
         if found is None:
             held = memory.held
-            found = _FoundRange(*allowed.compute(values))
-            if allowed.prepare is None and memory.held is held:
+            found = _FoundRange(*bound.find_ends(values))
+            if bound.prepare is None and memory.held is held:
                 known = memory.ranges or {}
                 memory.ranges = {**(known if len(known) < MOST_PLACES else {}), place: found}
         return found
@@ -214,187 +192,41 @@ class ValueChecks:
         except IndexError:
             return  # another thread took it
         least, largest = pending.found.wait(self._client)
-        allowed = pending.allowed
-        if not allowed.has(least, largest):
-            found = least if least < allowed.lowest else largest
-            raise allowed.error(
-                f"{pending.made_by}: an index, a count or a number is {found}; {allowed.lowest} to {allowed.highest} are "
+        bound = pending.bound
+        if not bound.allows(least, largest):
+            found = least if least < bound.lowest else largest
+            raise bound.error(
+                f"{pending.made_by}: an index, a count or a number is {found}; {bound.lowest} to {bound.highest} are "
                 "allowed (found by the device while it ran; the results of the call have any values)"
             )
 
 
-Check = Callable[[Mapping[str, Any]], Iterator[AllowedRange]]
-"""Takes an op's arguments by name."""
+def _writes_other_count(given: Mapping[str, Any]) -> bool:
+    """`put` with an index too few or too many, or one whose order torch is asked to keep."""
+    is_refused = torch.are_deterministic_algorithms_enabled() and not given.get("accumulate")
+    return is_refused or bool(given["index"].numel() != given["source"].numel())
+
+
+def _has_gaps(given: Mapping[str, Any]) -> bool:
+    """torch's gradient takes the factors of a matrix with gaps for other ones, and a program reads it without gaps."""
+    return not given["A"].is_contiguous()
+
+
+def _has_many_categories(given: Mapping[str, Any]) -> bool:
+    shape: torch.Size = given["self"].shape
+    return len(shape) > 0 and shape[-1] > MOST_CATEGORIES
+
+
+_LEFT_TO_HOST: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "put": _writes_other_count,
+    "put_": _writes_other_count,
+    **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _has_gaps),
+    "multinomial": _has_many_categories,
+}
+"""By the name of an op, for what arguments eager refuses it whatever the values are, or computes it otherwise."""
 
 
 @cache
-def check_of(name: str) -> Check | None:
-    """The check of an overload, "aten.index_add_.default"."""
-    namespace, packet, overload = name.split(".")
-    packet = packet.removesuffix("_")
-    return _CHECKS.get(f"{packet}.{overload}", _CHECKS.get(packet)) if namespace == "aten" else None
-
-
-def _along_dim(
-    given: Mapping[str, Any], error: type[Exception] = IndexError, wraps: bool = False
-) -> Iterator[AllowedRange]:
-    x, dim = given["self"], given["dim"]
-    if isinstance(dim, int) and -max(x.dim(), 1) <= dim < max(x.dim(), 1):
-        size = x.shape[dim] if x.dim() else 1
-        yield AllowedRange(given["index"], -size if wraps else 0, size - 1, error)
-
-
-def _of_dims(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    indices = given["indices"]
-    are_numbers = all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices)
-    if are_numbers:  # a mask may have several dims
-        for size, index in zip(given["self"].shape, indices, strict=False):
-            if index is not None:
-                yield AllowedRange(index, -size, size - 1)
-
-
-def _of_fillings(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    """A number, in a tensor of no dims, that is written as a plain one: the dtype must hold it. Only floats hold infinities."""
-    dtype, value = given["self"].dtype, given["value"]
-    if torch.bool in (dtype, value.dtype) or dtype is value.dtype or dtype.is_complex:
-        return
-    if not dtype.is_floating_point:
-        limits = torch.iinfo(dtype)
-        yield AllowedRange(value, limits.min if limits.min < 0 else -limits.max, limits.max, RuntimeError)
-    elif not (value.dtype.is_floating_point and torch.finfo(value.dtype).max <= torch.finfo(dtype).max):
-        highest = torch.finfo(dtype).max
-        prepare = (lambda value: value.where(value.isfinite(), 0)) if value.dtype.is_floating_point else None
-        yield AllowedRange(value, -highest, highest, RuntimeError, prepare)
-
-
-def _index_fill(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    if isinstance(given["value"], torch.Tensor):
-        yield from _of_fillings(given)
-    yield from _along_dim(given, wraps=True)
-
-
-def _of_elements(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    count = given["self"].numel()
-    yield AllowedRange(given["index"], -count, count - 1)
-
-
-def _put(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    is_refused = torch.are_deterministic_algorithms_enabled() and not given.get("accumulate")
-    if is_refused or given["index"].numel() != given["source"].numel():
-        yield _REFUSED
-    yield from _of_elements(given)
-
-
-def _of_rows(given: Mapping[str, Any], table: str = "weight") -> Iterator[AllowedRange]:
-    if given[table].dim():
-        yield AllowedRange(given["indices"], 0, given[table].shape[0] - 1)
-
-
-def _of_bags(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    indices, offsets = given["indices"], given["offsets"]
-    yield from _of_rows(given)
-    if indices.dim() == 1 and offsets.dim() == 1:
-        yield AllowedRange(offsets[:1], 0, 0, RuntimeError)
-        yield AllowedRange(offsets[-1:], 0, indices.shape[0], RuntimeError)
-
-
-def _of_labels(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    yield AllowedRange(given["target"], -1, given["self"].shape[-1] - 1 if given["self"].dim() else 0, RuntimeError)
-
-
-def _of_pooled(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    yield AllowedRange(given["indices"], 0, math.prod(given["output_size"]) - 1, RuntimeError)
-
-
-def _of_probabilities(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    for name in ("self", "target"):
-        yield AllowedRange(given[name], 0, 1, RuntimeError)
-
-
-def _of_divisors(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    """Whole numbers by zero; what takes a plain number instead is looked at when it is captured."""
-    x, other = given["self"], given["other"]
-    tensors = [each for each in (x, other) if isinstance(each, torch.Tensor)]
-    is_whole = not any(each.is_floating_point() or each.is_complex() for each in tensors)
-    if is_whole and isinstance(other, torch.Tensor) and given.get("rounding_mode", "floor") is not None:
-        yield AllowedRange(other, 1, 1, RuntimeError, lambda other: other != 0)
-
-
-def _histc(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    x = given["self"]
-    if x.is_floating_point() and given.get("min", 0) == given.get("max", 0):
-        highest = torch.finfo(x.dtype).max
-        yield AllowedRange(x, -highest, highest, RuntimeError)
-
-
-def _determinant(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    """torch's gradient takes the factors of a matrix with gaps for other ones, and a program reads it without gaps."""
-    if not given["A"].is_contiguous():
-        yield _REFUSED
-
-
-def _of_classes(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    x, ignored = given["self"], given.get("ignore_index")
-    if x.dim():
-        prepare = None if ignored is None else lambda target: target.where(target != ignored, 0)
-        yield AllowedRange(given["target"], 0, x.shape[min(1, x.dim() - 1)] - 1, prepare=prepare)
-
-
-def _masked_scatter(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    x, mask, count = given["self"], given["mask"], given["source"].numel()
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
-    if mask.dtype is torch.bool and count < shape.numel():
-        yield AllowedRange(mask, 0, count, RuntimeError, lambda mask: mask.expand(shape).sum())
-
-
-def _of_floats(given: Mapping[str, Any], name: str = "self", highest: float = math.inf) -> Iterator[AllowedRange]:
-    x = given[name]
-    if x.is_floating_point():
-        yield AllowedRange(x, 0, min(highest, torch.finfo(x.dtype).max), RuntimeError)
-
-
-def _multinomial(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    x = given["self"]
-    if x.dim() and x.shape[-1] > 2**24:
-        yield _REFUSED
-    if x.is_floating_point() and x.dim():
-        finfo = torch.finfo(x.dtype)
-        yield AllowedRange(x, 0, finfo.max, RuntimeError)
-        yield AllowedRange(x, finfo.smallest_normal, math.inf, RuntimeError, lambda x: x.sum(-1))
-
-
-def _lengths_of_segments(given: Mapping[str, Any]) -> Iterator[AllowedRange]:
-    data, lengths = given["data"], given.get("lengths")
-    if lengths is not None and not given.get("unsafe") and 0 < lengths.dim() <= data.dim():
-        size = data.shape[lengths.dim() - 1]
-        yield AllowedRange(lengths, 0, math.inf, RuntimeError)
-        yield AllowedRange(lengths, size, size, RuntimeError, lambda lengths: lengths.sum(-1))
-
-
-_CHECKS: Mapping[str, Check] = {
-    **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
-    "index_fill": _index_fill,
-    "masked_fill.Tensor": _of_fillings,
-    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), partial(_along_dim, error=RuntimeError)),
-    **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
-    "take": _of_elements,
-    "put": _put,
-    "embedding": _of_rows,
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
-    "embedding_renorm": partial(_of_rows, table="self"),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
-    "multilabel_margin_loss_forward": _of_labels,
-    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_pooled),
-    "binary_cross_entropy": _of_probabilities,
-    **dict.fromkeys(("floor_divide", "remainder", "fmod", "div.Tensor_mode", "div.out_mode"), _of_divisors),
-    "histc": _histc,
-    **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _determinant),
-    "masked_scatter": _masked_scatter,
-    **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_floats, highest=1)),
-    "bernoulli.Tensor": partial(_of_floats, name="p", highest=1),
-    "multinomial": _multinomial,
-    "segment_reduce": _lengths_of_segments,
-    "poisson": _of_floats,
-    **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_floats, name="std")),
-}
-"""By the name of an op, of which the in-place variant has another "_", or of an overload."""
+def _reason_to_leave(name: str) -> Callable[[Mapping[str, Any]], bool] | None:
+    namespace, packet, _ = name.split(".")
+    return _LEFT_TO_HOST.get(packet) if namespace == "aten" else None

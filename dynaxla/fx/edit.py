@@ -37,6 +37,15 @@ def call_before(
     return made
 
 
+def copy_before(source: Node, call: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Node:
+    """A call of another graph in front of `source`, with its user frame and the call's fake value."""
+    with source.graph.inserting_before(source):
+        made = source.graph.call_function(call.target, args, kwargs)  # type: ignore[arg-type]
+    made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
+    made.meta["val"] = call.meta["val"]
+    return made
+
+
 def replace(
     graph: Graph,
     node: Node,

@@ -249,7 +249,18 @@ def index_fill_scalar(x: jax.Array, dim: int, index: jax.Array, value: Scalar) -
     return index_fill_tensor(x, dim, index, constant(value, x.dtype))
 
 
-@OPS.op(aten.index_fill.int_Tensor, check=check_index, pad=scattering_rules.scatter, limits=OUT_OF_RANGE_WRITE)
+def check_filling(node: torch.fx.Node) -> str | None:
+    """Refuses to fill a real tensor with a complex number."""
+    x, value = tensor_of(node, "self"), tensor_of(node, "value")
+    return f"a value of {value.dtype}" if value.is_complex() and not x.is_complex() else None
+
+
+@OPS.op(
+    aten.index_fill.int_Tensor,
+    check=check_all(check_index, check_filling),
+    pad=scattering_rules.scatter,
+    limits=OUT_OF_RANGE_WRITE,
+)
 def index_fill_tensor(x: jax.Array, dim: int, index: jax.Array, value: jax.Array) -> jax.Array:
     where = subscript_of_axis(axis_of(dim, x.ndim), as_vector(index))
     filled = as_vector(x).at[where].set(value.astype(x.dtype), mode="promise_in_bounds")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dynaxla.passes import (
     constant_lifting,
+    decomposed_checks,
     donated_inputs,
     group_collectives,
     higher_order_calls,
@@ -24,7 +25,7 @@ from dynaxla.passes import (
 )
 from dynaxla.passes.rewrites import REWRITES
 
-FOR_ALL = (in_place_writes.PASS, metadata_mutations.PASS, shared_seeds.PASS)
+FOR_ALL = (decomposed_checks.PASS, in_place_writes.PASS, metadata_mutations.PASS, shared_seeds.PASS)
 """Run on every captured graph: eager PyTorch too runs what they give."""
 
 FOR_PARTS = (

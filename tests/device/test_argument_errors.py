@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dynaxla
-from dynaxla.device.argument_checks import MOST_PLACES, check_of
+from dynaxla.device.argument_checks import MOST_PLACES
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.registration import device_in_use
 from dynaxla.device.storage import storage_of
+from dynaxla.ops.value_bounds import bounds_of
 from dynaxla.torch_api.overloads import OpOverload, aten_ops, parameters
 from tests.lists import quick
 
@@ -110,7 +111,7 @@ def call_with_index(op: OpOverload, index: list[int]) -> Call:
     return call
 
 
-INDEXING = {str(op).removeprefix("aten."): op for op in indexing_overloads() if check_of(str(op)) is not None}
+INDEXING = {str(op).removeprefix("aten."): op for op in indexing_overloads() if bounds_of(str(op)) is not None}
 
 
 @pytest.mark.parametrize("name", quick(INDEXING, "index_add_.default", "gather.out", "scatter.value", "take.default"))
@@ -129,7 +130,7 @@ def test_every_op_with_an_index_is_checked() -> None:
             ("index", "gather", "scatter", "take", "put", "emb", "_emb")
         ):
             is_made_of_others = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-            assert (check_of(str(op)) is not None) != (packet in UNCHECKED or is_made_of_others), op
+            assert (bounds_of(str(op)) is not None) != (packet in UNCHECKED or is_made_of_others), op
 
 
 def x(device: str, *sizes: int) -> Tensor:

@@ -296,6 +296,17 @@ def test_bags_and_their_gradients(mode: str, padding_idx: int | None, dtype: tor
     assert_close(tables[1].grad, tables[0].grad)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@torch.no_grad()
+def test_bags_with_an_offset_behind_the_last(mode: str, recorder: Recorder) -> None:
+    def bags(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(rows, table, starts, mode=mode, include_last_offset=True)
+
+    given = TABLE, ROWS_OF_BAG, torch.tensor([0, 2, 2, 5, 6])
+    with recorder.expect(compiles=1, eager_ops=0):
+        assert_close(torch.compile(bags, backend="dynaxla")(*given), bags(*given))
+
+
 @pytest.mark.parametrize("rows", [[3], [2, 0, 2, 5, -1, 2, 5, 0], [1, 1, 1, 9]])
 def test_sums_of_equal_rows_are_the_gradient_of_an_embedding(rows: list[int]) -> None:
     """What a TPU computes for 16-bit floats; rows out of range are no table's."""

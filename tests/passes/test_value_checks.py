@@ -37,6 +37,12 @@ BELOW = [(SMALL, of(0, -1)), (LARGE, of(5, -7, 1))]
 FAR_BELOW = [(SMALL, of(0, -5)), (LARGE, of(5, -7, 1))]
 ROWS = [(SMALL, row(0, 3)), (LARGE, row(0, 5, 1))]
 NO_ROWS = [(SMALL, row(0, 4)), (LARGE, row(6, 2, 1)), (SMALL, row(0, -1))]
+NAN = float("nan")
+UNPOOLED = [
+    (torch.randn(1, 2, 3), of(0, 3, 5).expand(1, 2, 3)),
+    (torch.randn(1, 2, 5), of(1, 2, 5, 7, 9).expand(1, 2, 5)),
+]
+BEYOND_POOL = [(UNPOOLED[0][0], of(0, 3, 6).expand(1, 2, 3)), (UNPOOLED[1][0], of(1, -1, 5, 7, 9).expand(1, 2, 5))]
 HALF = [(SMALL.sigmoid(), SMALL.sigmoid()), (LARGE.sigmoid(), LARGE.sigmoid())]
 CASES: dict[str, Case] = {
     "embedding": (lambda x, i: F.embedding(i, x), PLACES, [*BEYOND, *BELOW]),
@@ -109,6 +115,44 @@ CASES: dict[str, Case] = {
         ],
         [(torch.randn(1, 2, 8, 3), of(8), torch.randn(1, 2, 1, 3))],
     ),
+    "bags that end late": (
+        lambda x, i: F.embedding_bag(of(0, 2, 1), x, i, mode="sum"),
+        [(SMALL, of(0, 3)), (LARGE, of(0, 1, 3))],
+        [(SMALL, of(0, 4)), (LARGE, of(0, 1, 4)), (LARGE, of(0, 2, 1))],
+    ),
+    "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), UNPOOLED, BEYOND_POOL),
+    "max_unpool2d": (
+        lambda x, i: F.max_unpool2d(x[:, :, None], i[:, :, None], (1, 2), (1, 2)),
+        UNPOOLED,
+        BEYOND_POOL,
+    ),
+    "histc": (lambda x: torch.histc(x, 4), [(SMALL,), (LARGE,)], [(SMALL * NAN,), (LARGE / 0,)]),
+    "histc of given ends": (lambda x: torch.histc(x, 4, -1, 1), [(SMALL,), (LARGE / 0,)], []),
+    "masked_fill": (
+        lambda x, value: x.to(torch.int8).masked_fill(x > 0, value),
+        [(SMALL, torch.tensor(127)), (LARGE, torch.tensor(-128))],
+        [(SMALL, torch.tensor(128)), (LARGE, torch.tensor(-129))],
+    ),
+    "masked_fill of bytes": (
+        lambda x, value: x.to(torch.uint8).masked_fill(x > 0, value),
+        [(SMALL, torch.tensor(255.0)), (LARGE, torch.tensor(0.5))],
+        [(SMALL, torch.tensor(256.0)), (LARGE, torch.tensor(-0.5)), (SMALL, torch.tensor(NAN))],
+    ),
+    "masked_fill of floats": (
+        lambda x, value: x.half().masked_fill(x > 0, value),
+        [(SMALL, torch.tensor(65504.0)), (LARGE, torch.tensor(float("-inf"))), (SMALL, torch.tensor(NAN))],
+        [(SMALL, torch.tensor(65536.0)), (LARGE, torch.tensor(-1e9))],
+    ),
+    "segment_reduce": (
+        lambda x, lengths: torch.segment_reduce(x.flatten(), "sum", lengths=lengths),
+        [(SMALL, of(12, 8)), (LARGE, of(0, 40, 2))],
+        [(SMALL, of(12, 9)), (LARGE, of(0, 40, 1)), (SMALL, of(21, -1))],
+    ),
+    "a broadcast mask": (
+        lambda x, source: x.masked_scatter(x[0] > -9, source),
+        [(SMALL, torch.randn(20)), (LARGE, torch.randn(50))],
+        [(SMALL, torch.randn(19)), (LARGE, torch.randn(3))],
+    ),
     "around an eager op": (lambda x, i: x[i].sum() + x.unique().sum() + x[:, i].sum(), PLACES, BEYOND),
 }
 
@@ -127,6 +171,78 @@ def test_what_eager_refuses_raises(name: str, dynamic: bool, monkeypatch: pytest
         with pytest.raises(eager.type):
             compiled(*args)
     assert_close(compiled(*good[0]), function(*good[0]))
+
+
+CHANCES, WEIGHTS = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 0.5, 3.0, 1e30])
+DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], list[Tensor], list[Tensor]]] = {
+    "bernoulli": (torch.bernoulli, [CHANCES, CHANCES.repeat(3)], [CHANCES + 1e-6, -CHANCES.repeat(3), CHANCES * NAN]),
+    "bernoulli_": (lambda p: torch.empty_like(p).bernoulli_(p), [CHANCES, CHANCES.repeat(3)], [CHANCES + 1e-6]),
+    "multinomial": (
+        lambda p: torch.multinomial(p, 2),
+        [WEIGHTS, WEIGHTS.repeat(3)],
+        [WEIGHTS * NAN, -WEIGHTS.repeat(3), WEIGHTS * 0, WEIGHTS / 0],
+    ),
+    "multinomial of rows": (
+        lambda p: torch.multinomial(p, 2, replacement=True),
+        [WEIGHTS[None], WEIGHTS.repeat(3, 1)],
+        [torch.stack([WEIGHTS, WEIGHTS * 0]), torch.stack([WEIGHTS, WEIGHTS, -WEIGHTS])],
+    ),
+    "normal": (lambda std: torch.normal(1.0, std), [WEIGHTS, WEIGHTS.repeat(3) / 0.0], [-WEIGHTS, WEIGHTS * NAN]),
+    "normal of means": (lambda std: torch.normal(std, std), [WEIGHTS, WEIGHTS.repeat(3)], [-WEIGHTS, WEIGHTS * NAN]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_draws_refuse_raises(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    function, good, bad = DRAWS[name]
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for given in (*good, *bad, good[0]):
+        try:
+            function(given)
+        except RuntimeError as eager:
+            with pytest.raises(type(eager)):
+                compiled(given)
+        else:
+            compiled(given)
+
+
+def test_draws_of_a_checkpoint_in_training(recorder: Recorder) -> None:
+    def keep(x: Tensor) -> Tensor:
+        return torch.bernoulli(x.detach() / 2) * x
+
+    def step(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(keep, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(step, backend="dynaxla", dynamic=True)
+    with recorder.expect(compiles=2, eager_ops=0):
+        for rows in (6, 7):
+            x = torch.rand(rows, 3, requires_grad=True)
+            result = compiled(x)
+            result.sum().backward()
+            assert torch.equal(x.grad != 0, result != 0)
+    with pytest.raises(RuntimeError, match="not within 0 and 1"):
+        compiled(torch.rand(6, 3, requires_grad=True) + 2)
+
+
+def test_values_in_branches_are_not_checked(recorder: Recorder) -> None:
+    def unpool(x: Tensor, i: Tensor) -> Tensor:
+        return F.max_unpool1d(x, i, 2)
+
+    def choose(x: Tensor, i: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, unpool, lambda x, i: -unpool(-x, i), (x, i))  # type: ignore[no-any-return]
+
+    compiled = torch.compile(choose, backend="dynaxla")
+    x, i = UNPOOLED[0]
+    with recorder.expect(compiles=1, eager_ops=0):
+        for given in (x, -x):
+            assert_close(compiled(given, i), choose(given, i))
+
+
+def test_unchecked_draws_leave_values_alone() -> None:
+    compiled = torch.compile(torch.bernoulli, backend="dynaxla", options={"value_checks": False})
+    assert compiled(CHANCES - 2).isnan().all()
 
 
 def test_the_message_names_the_line() -> None:

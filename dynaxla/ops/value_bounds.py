@@ -1,0 +1,232 @@
+"""What eager PyTorch requires of the values of a call's tensors: the one table that the device's checks and the graphs' read.
+
+A row is a function of a call's arguments by name. It compares no two sizes: in a graph that varies they are symbolic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Number = float | torch.SymInt
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBound:
+    """The range in which the values of a tensor must lie.
+
+    Attributes:
+        values: the tensor, of any device.
+        lowest, highest: the range, ends included.
+        fault: what is wrong with other values.
+        error: the class of eager's error.
+        prepare: computes what must lie in the range of the values; None: they themselves.
+    """
+
+    values: Tensor
+    lowest: Number
+    highest: Number
+    fault: str
+    error: type[Exception] = IndexError
+    prepare: Callable[[Tensor], Tensor] | None = None
+
+    def find_ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest of what must lie in the range, of `self.values` on any device; NaN if one is."""
+        return torch.aminmax(values if self.prepare is None else self.prepare(values))
+
+    def allows(self, least: float, largest: float) -> bool:
+        """Whether the range has both ends; it has no NaN."""
+        return bool(self.lowest <= least and largest <= self.highest)
+
+    def holds(self) -> Tensor:
+        """Whether all values lie in the range: a bool of no dims."""
+        found = self.values if self.prepare is None else self.prepare(self.values)
+        if found.dtype is torch.bool:
+            return found.all()
+        within: Tensor = found >= self.lowest  # type: ignore[assignment, operator]
+        return (within if self.highest == math.inf else within & (found <= self.highest)).all()  # type: ignore[operator]
+
+
+Arguments = Mapping[str, Any]
+Bounds = Callable[[Arguments], Iterator[ValueBound]]
+"""Takes an op's arguments by name."""
+
+
+@cache
+def bounds_of(name: str) -> Bounds | None:
+    """The row of an overload, "aten.index_add_.default"."""
+    namespace, packet, overload = name.split(".")
+    packet = packet.removesuffix("_")
+    return _BOUNDS.get(f"{packet}.{overload}", _BOUNDS.get(packet)) if namespace == "aten" else None
+
+
+def _along_dim(given: Arguments, error: type[Exception] = IndexError, wraps: bool = False) -> Iterator[ValueBound]:
+    x, dim = given["self"], given["dim"]
+    if isinstance(dim, int) and -max(x.dim(), 1) <= dim < max(x.dim(), 1):
+        size = x.shape[dim] if x.dim() else 1
+        fault = f"an index of dimension {dim} is out of range"
+        yield ValueBound(given["index"], -size if wraps else 0, size - 1, fault, error)
+
+
+def _of_dims(given: Arguments) -> Iterator[ValueBound]:
+    indices = given["indices"]
+    are_numbers = all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices)
+    if are_numbers:  # a mask may have several dims
+        for dim, (size, index) in enumerate(zip(given["self"].shape, indices, strict=False)):
+            if index is not None:
+                yield ValueBound(index, -size, size - 1, f"an index of dimension {dim} is out of range")
+
+
+def _of_fillings(given: Arguments) -> Iterator[ValueBound]:
+    """A number, in a tensor of no dims, that is written as a plain one: the dtype must hold it. Only floats hold infinities."""
+    dtype, value = given["self"].dtype, given["value"]
+    if torch.bool in (dtype, value.dtype) or dtype is value.dtype or value.is_complex():
+        return
+    bound = partial(ValueBound, value, fault=f"{dtype} does not hold the value", error=RuntimeError)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        limits = torch.iinfo(dtype)
+        wraps = limits.min == 0 and not value.is_floating_point()
+        yield bound(-limits.max if wraps else limits.min, limits.max)
+    elif not (value.dtype.is_floating_point and torch.finfo(value.dtype).max <= torch.finfo(dtype).max):
+        highest = torch.finfo(dtype).max
+        prepare = (lambda value: value.where(value.isfinite(), 0)) if value.dtype.is_floating_point else None
+        yield bound(-highest, highest, prepare=prepare)
+
+
+def _of_places_and_fillings(given: Arguments) -> Iterator[ValueBound]:
+    if isinstance(given["value"], Tensor):
+        yield from _of_fillings(given)
+    yield from _along_dim(given, wraps=True)
+
+
+def _of_elements(given: Arguments) -> Iterator[ValueBound]:
+    count = given["self"].numel()
+    yield ValueBound(given["index"], -count, count - 1, "an index is out of range")
+
+
+def _of_rows(given: Arguments, table: str = "weight") -> Iterator[ValueBound]:
+    if given[table].dim():
+        yield ValueBound(given["indices"], 0, given[table].shape[0] - 1, "an index is out of range")
+
+
+def _of_bags(given: Arguments) -> Iterator[ValueBound]:
+    indices, offsets = given["indices"], given["offsets"]
+    yield from _of_rows(given)
+    if indices.dim() == 1 and offsets.dim() == 1:
+        fault = "the first bag does not begin at 0"
+        yield ValueBound(offsets, 0, 0, fault, RuntimeError, lambda offsets: offsets[:1])
+        fault = "a bag begins before the one in front of it"
+        yield ValueBound(offsets, 0, math.inf, fault, RuntimeError, lambda offsets: offsets[1:] - offsets[:-1])
+        fault = "the last bag begins behind the indices"
+        yield ValueBound(offsets, 0, indices.shape[0], fault, RuntimeError, lambda offsets: offsets[-1:])
+
+
+def _of_labels(given: Arguments) -> Iterator[ValueBound]:
+    highest = given["self"].shape[-1] - 1 if given["self"].dim() else 0
+    yield ValueBound(given["target"], -1, highest, "a target is out of bounds", RuntimeError)
+
+
+def _of_classes(given: Arguments) -> Iterator[ValueBound]:
+    x, ignored = given["self"], given.get("ignore_index")
+    if x.dim():
+        prepare = None if ignored is None else lambda target: target.where(target != ignored, 0)
+        yield ValueBound(
+            given["target"], 0, x.shape[min(1, x.dim() - 1)] - 1, "a target is out of bounds", prepare=prepare
+        )
+
+
+def _of_pooled(given: Arguments) -> Iterator[ValueBound]:
+    highest = math.prod(given["output_size"]) - 1
+    yield ValueBound(given["indices"], 0, highest, "an index is outside of the output", RuntimeError)
+
+
+def _of_probabilities(given: Arguments) -> Iterator[ValueBound]:
+    for name, what in (("self", "input"), ("target", "target")):
+        yield ValueBound(given[name], 0, 1, f"all elements of {what} should be between 0 and 1", RuntimeError)
+
+
+def _of_divisors(given: Arguments) -> Iterator[ValueBound]:
+    """Whole numbers by zero; what takes a plain number instead is looked at when it is captured."""
+    x, other = given["self"], given["other"]
+    tensors = [each for each in (x, other) if isinstance(each, Tensor)]
+    is_whole = not any(each.is_floating_point() or each.is_complex() for each in tensors)
+    if is_whole and isinstance(other, Tensor) and given.get("rounding_mode", "floor") is not None:
+        fault = "ZeroDivisionError: a whole number is divided by zero"
+        yield ValueBound(other, 1, 1, fault, RuntimeError, lambda other: other != 0)
+
+
+def _of_finite(given: Arguments) -> Iterator[ValueBound]:
+    """A histogram between the least and the largest value."""
+    x = given["self"]
+    if x.is_floating_point() and given.get("min", 0) == given.get("max", 0):
+        highest = torch.finfo(x.dtype).max
+        yield ValueBound(x, -highest, highest, "the range of the values is not finite", RuntimeError)
+
+
+def _of_sources(given: Arguments) -> Iterator[ValueBound]:
+    """A mask takes as many elements as it has true values."""
+    mask, count = given["mask"], given["source"].numel()
+    shape = torch.broadcast_shapes(given["self"].shape, mask.shape)
+    most = math.prod(shape)
+    always_holds = isinstance(count, int) and isinstance(most, int) and most <= count
+    if mask.dtype is torch.bool and not always_holds:
+        fault = "the mask has more true values than the source has elements"
+        yield ValueBound(mask, 0, count, fault, RuntimeError, lambda mask: mask.expand(shape).sum())
+
+
+def _of_positives(given: Arguments, name: str = "self", highest: float = math.inf) -> Iterator[ValueBound]:
+    x = given[name]
+    if isinstance(x, Tensor) and x.is_floating_point():
+        yield ValueBound(x, 0, highest, f"elements of {name} are not within 0 and {highest:g}", RuntimeError)
+
+
+def _of_weights(given: Arguments) -> Iterator[ValueBound]:
+    x = given["self"]
+    if x.is_floating_point() and x.dim():
+        finfo = torch.finfo(x.dtype)
+        fault = "probability tensor contains either `inf`, `nan` or element < 0"
+        yield ValueBound(x, 0, finfo.max, fault, RuntimeError)
+        fault = "invalid multinomial distribution (sum of probabilities <= 0)"
+        yield ValueBound(x, finfo.smallest_normal, math.inf, fault, RuntimeError, lambda x: x.sum(-1))
+
+
+def _of_segments(given: Arguments) -> Iterator[ValueBound]:
+    data, lengths = given["data"], given.get("lengths")
+    if lengths is not None and not given.get("unsafe") and 0 < lengths.dim() <= data.dim():
+        size = data.shape[lengths.dim() - 1]
+        yield ValueBound(lengths, 0, math.inf, "lengths are negative", RuntimeError)
+        fault = "the lengths do not sum to the size of the data"
+        yield ValueBound(lengths, size, size, fault, RuntimeError, lambda lengths: lengths.sum(-1))
+
+
+_BOUNDS: Mapping[str, Bounds] = {
+    **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
+    "index_fill": _of_places_and_fillings,
+    "masked_fill.Tensor": _of_fillings,
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), partial(_along_dim, error=RuntimeError)),
+    **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
+    **dict.fromkeys(("take", "put"), _of_elements),
+    "embedding": _of_rows,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
+    "embedding_renorm": partial(_of_rows, table="self"),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss"), _of_classes),
+    "multilabel_margin_loss_forward": _of_labels,
+    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_pooled),
+    "binary_cross_entropy": _of_probabilities,
+    **dict.fromkeys(("floor_divide", "remainder", "fmod", "div.Tensor_mode", "div.out_mode"), _of_divisors),
+    "histc": _of_finite,
+    "masked_scatter": _of_sources,
+    **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_positives, highest=1)),
+    "bernoulli.Tensor": partial(_of_positives, name="p", highest=1),
+    "multinomial": _of_weights,
+    "segment_reduce": _of_segments,
+    "poisson": _of_positives,
+    **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_positives, name="std")),
+}
+"""By the name of an op, of which the in-place variant has another "_", or of an overload."""
