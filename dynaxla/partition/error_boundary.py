@@ -28,7 +28,7 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
-from dynaxla.torch_api.aot import is_overwritten, lacks_derivative, reads_number
+from dynaxla.torch_api.aot import find_counting_op, is_overwritten, lacks_derivative, reads_number
 from dynaxla.torch_api.dynamo import TorchDynamoException
 from dynaxla.torch_api.generators import UntracedDrawError
 
@@ -39,6 +39,7 @@ _OVERWRITTEN = (
 )
 _NUMBER = "an input of no dims is a size or an index, whose number torch reads while it captures the graph"
 _AS_NUMBER = "pass a Python number, or an index of one dim"
+_COUNTED = "torch's formula of a gradient has a result of as many elements as values say:"
 _COPY = "write to a copy of the tensor, or compute without gradients"
 
 
@@ -113,6 +114,8 @@ def _known(error: Exception, what: str) -> FallbackReason | None:
         return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=str(error))
     if reads_number(error):
         return FallbackReason(ReasonId.READS_VALUE, what, detail=_NUMBER, hint=_AS_NUMBER)
+    if (op := find_counting_op(error)) is not None:
+        return FallbackReason(ReasonId.DATA_DEPENDENT, what, detail=f"{_COUNTED} {op}")
     if is_overwritten(error):
         return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)
     return None

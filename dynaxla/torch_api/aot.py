@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 from torch.utils.checkpoint import CheckpointPolicy
@@ -60,6 +60,15 @@ def reads_number(error: Exception) -> bool:
     `FakeTensorMode.epoch`, which it raises, and on `DataDependentOutputException`.
     """
     return isinstance(error, DataDependentOutputException)
+
+
+def find_counting_op(error: Exception) -> str | None:
+    """The op that a trace came to and whose result has as many elements as values say, in a formula of autograd: a gradient
+    of `index_fill` counts the places.
+
+    Relies on `DynamicOutputShapeException`, whose argument is the op.
+    """
+    return str(error.args[0]) if isinstance(error, DynamicOutputShapeException) else None
 
 
 @dataclass(frozen=True, slots=True)

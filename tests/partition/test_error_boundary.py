@@ -203,6 +203,20 @@ def test_what_autograd_cannot_capture_runs_in_eager(recorder: Recorder) -> None:
     assert ReasonId.UNSUPPORTED_CALL.value in line
 
 
+def test_a_gradient_that_counts_values_runs_in_eager(recorder: Recorder) -> None:
+    def fill(x: torch.Tensor, i: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(0, i, value)
+
+    given = torch.randn(3), torch.tensor([1, 2]), torch.ones((), requires_grad=True)
+    result = torch.compile(fill, backend="dynaxla")(*given)
+    result.sum().backward()
+    assert given[2].grad == 2
+    assert_close(result.detach(), fill(*given).detach())
+    line = recorder.snapshot().fallbacks[-1]
+    assert f"{ReasonId.DATA_DEPENDENT.value}; torch's formula" in line
+    assert "aten._unique.default" in line
+
+
 RESHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "saved": lambda x: x.sin().transpose(1, 2).reshape(x.shape[0] * x.shape[2], -1).square().tanh(),
     "of an input": lambda x: x.transpose(0, 1).reshape(-1, 5).sin().exp(),

@@ -454,6 +454,20 @@ def test_a_number_that_an_index_reads_is_lost_in_a_trace() -> None:
     torch.compile(lambda x, i: x[i], backend=capture)(torch.randn(3), torch.tensor(1))
 
 
+@boundary("aot.find_counting_op")
+def test_a_gradient_that_counts_values_cannot_be_traced() -> None:
+    def capture(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with pytest.raises(RuntimeError) as caught:
+            aot.aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
+        assert aot.find_counting_op(caught.value) == "aten._unique.default"
+        assert aot.find_counting_op(RuntimeError("another")) is None
+        return module.forward
+
+    torch._dynamo.reset()
+    value = torch.ones((), requires_grad=True)
+    torch.compile(lambda x, i, v: x.index_fill(0, i, v), backend=capture)(torch.randn(3), torch.tensor([1]), value)
+
+
 @boundary("aot.written_inputs")
 def test_a_joint_graph_says_which_inputs_it_writes_to() -> None:
     def write(w: Tensor, ids: Tensor) -> Tensor:
