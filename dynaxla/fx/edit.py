@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -37,12 +38,14 @@ def call_before(
     return made
 
 
-def copy_before(source: Node, call: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Node:
-    """A call of another graph in front of `source`, with its user frame and the call's fake value."""
+def insert_before(
+    source: Node, target: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument], value: Any
+) -> Node:
+    """A new node in front of `source`, with its user frame and this fake value, which is known already."""
     with source.graph.inserting_before(source):
-        made = source.graph.call_function(call.target, args, kwargs)  # type: ignore[arg-type]
+        made = source.graph.call_function(target, args, kwargs)
     made.meta = {key: value for key, value in source.meta.items() if key in _KEPT}
-    made.meta["val"] = call.meta["val"]
+    made.meta["val"] = value
     return made
 
 

@@ -8,7 +8,9 @@ are waited for anyway. What is required is in ops/value_bounds.py; ops that are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.fx import Graph, Node, map_arg
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.decompositions.assertions import describe_fault
 from dynaxla.diagnostics import user_frame
-from dynaxla.fx.edit import copy_before
+from dynaxla.fx.edit import insert_before
 from dynaxla.ops.value_bounds import Bounds, ValueBound, bounds_of
 from dynaxla.passes.decomposed_checks import are_values_checked
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
@@ -46,7 +48,11 @@ class _GraphChecks:
         bounds = list(find_bounds(_values(given, fakes_of)))
         if not [bound for bound in bounds if self._is_new(bound, fakes_of)]:
             return
-        for bound, holds in zip(bounds, self._compute(node, list(operands), find_bounds), strict=True):
+        if all(map(_has_plain_ends, bounds)):
+            found: Iterable[Node] = [self._compute_within(node, bound, fakes_of) for bound in bounds]
+        else:
+            found = self._compute(node, list(operands), find_bounds)
+        for bound, holds in zip(bounds, found, strict=True):
             if holds not in self._asserted:
                 self._asserted.add(holds)
                 self._assert(node, holds, bound)
@@ -55,11 +61,23 @@ class _GraphChecks:
         """Whether no earlier call requires the same of the same tensor. Remembers what this one requires."""
         if bound.prepare is not None:
             return True
-        tensor = next(operand for operand, value in fakes_of.items() if value is bound.values)
-        key = tensor, str(bound.lowest), str(bound.highest)
+        key = _operand(bound, fakes_of), str(bound.lowest), str(bound.highest)
         is_new = key not in self._known
         self._known.add(key)
         return is_new
+
+    def _compute_within(self, node: Node, bound: ValueBound, fakes_of: Mapping[Node, Any]) -> Node:
+        """What `_compute` gives for an operand and plain numbers. torch's fake kernels of symbolic sizes take 10 ms each, which
+        this does without."""
+        tensor = _operand(bound, fakes_of)
+        with fakes.mode_of(bound.values):
+            each = torch.empty_like(bound.values, dtype=torch.bool)
+            whole = each.new_empty(())
+        within = self._call(node, aten.ge.Scalar, (tensor, bound.lowest), each)
+        if bound.highest != math.inf:
+            below = self._call(node, aten.le.Scalar, (tensor, bound.highest), each)
+            within = self._call(node, aten.bitwise_and.Tensor, (within, below), each)
+        return self._call(node, aten.all.default, (within,), whole)
 
     def _compute(self, node: Node, operands: Sequence[Node], find_bounds: Bounds) -> Iterator[Node]:
         """Whether the bounds hold: bools of no dims, computed in front of the call."""
@@ -75,15 +93,15 @@ class _GraphChecks:
         inlined: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True))
         for call in traced.graph.nodes:
             if call.op == "call_function":
-                inlined[call] = self._inline(node, call, inlined)
+                args, kwargs = map_arg((call.args, call.kwargs), inlined.__getitem__)
+                inlined[call] = self._call(node, call.target, args, call.meta["val"], kwargs)
         return (inlined[holds] for holds in traced.graph.output_node().args[0])  # type: ignore[union-attr, index]
 
-    def _inline(self, node: Node, call: Node, inlined: Mapping[Node, Node]) -> Node:
-        """The node of a traced call; that of an earlier check, if it computes the same."""
-        args, kwargs = map_arg((call.args, call.kwargs), inlined.__getitem__)
-        key = call.target, str(args), str(kwargs)
+    def _call(self, node: Node, target: Any, args: Any, value: Any, kwargs: Any = MappingProxyType({})) -> Node:
+        """A call in front of the node; that of an earlier check, if it computes the same."""
+        key = target, str(args), str(kwargs)
         if key not in self._made:
-            self._made[key] = copy_before(node, call, args, kwargs)
+            self._made[key] = insert_before(node, target, args, dict(kwargs), value)
         return self._made[key]
 
     def _assert(self, node: Node, holds: Node, bound: ValueBound) -> None:
@@ -100,6 +118,15 @@ def check_values(graph: Graph) -> None:
         find_bounds = bounds_of(str(node.target)) if isinstance(node.target, OpOverload) else None
         if find_bounds is not None:
             checks.check(node, find_bounds)
+
+
+def _operand(bound: ValueBound, fakes_of: Mapping[Node, Any]) -> Node:
+    return next(operand for operand, value in fakes_of.items() if value is bound.values)
+
+
+def _has_plain_ends(bound: ValueBound) -> bool:
+    """Whether it is of an operand's own values, and none of its ends is symbolic."""
+    return bound.prepare is None and not any(isinstance(end, SymInt) for end in (bound.lowest, bound.highest))
 
 
 def _values(arguments: Mapping[str, Any], values: Mapping[Node, Any]) -> Mapping[str, Any]:
