@@ -228,5 +228,4 @@ _LEFT_TO_HOST: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 
 @cache
 def _reason_to_leave(name: str) -> Callable[[Mapping[str, Any]], bool] | None:
-    namespace, packet, _ = name.split(".")
-    return _LEFT_TO_HOST.get(packet) if namespace == "aten" else None
+    return _LEFT_TO_HOST.get(name.split(".")[1]) if name.startswith("aten.") else None

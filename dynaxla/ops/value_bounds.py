@@ -37,8 +37,10 @@ class ValueBound:
     prepare: Callable[[Tensor], Tensor] | None = None
 
     def find_ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest of what must lie in the range, of `self.values` on any device; NaN if one is."""
-        return torch.aminmax(values if self.prepare is None else self.prepare(values))
+        """The least and the largest of what must lie in the range, of `self.values` on any device; NaN if one is, the lowest
+        that may be of nothing."""
+        found = values if self.prepare is None else self.prepare(values)
+        return torch.aminmax(found) if found.numel() else (found.new_full((), self.lowest),) * 2
 
     def allows(self, least: float, largest: float) -> bool:
         """Whether the range has both ends; it has no NaN."""
@@ -61,9 +63,11 @@ Bounds = Callable[[Arguments], Iterator[ValueBound]]
 @cache
 def bounds_of(name: str) -> Bounds | None:
     """The row of an overload, "aten.index_add_.default"."""
-    namespace, packet, overload = name.split(".")
+    if not name.startswith("aten."):
+        return None
+    _, packet, overload = name.split(".")
     packet = packet.removesuffix("_")
-    return _BOUNDS.get(f"{packet}.{overload}", _BOUNDS.get(packet)) if namespace == "aten" else None
+    return _BOUNDS.get(f"{packet}.{overload}", _BOUNDS.get(packet))
 
 
 def _along_dim(given: Arguments, error: type[Exception] = IndexError, wraps: bool = False) -> Iterator[ValueBound]:

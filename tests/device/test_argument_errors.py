@@ -157,6 +157,7 @@ VALUES: dict[str, Call] = {
     "embedding_bag": lambda d: F.embedding_bag(at(d, [0, 5]), x(d, 3, 2)),
     "bags that begin late": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 1)),
     "bags that end late": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 0, 3)),
+    "bags before others": lambda d: F.embedding_bag(at(d, 0, 1, 2), x(d, 3, 2), at(d, 0, 2, 1), mode="sum"),
     "binary_cross_entropy": lambda d: F.binary_cross_entropy(x(d, 3), x(d, 3) / 3),
     "binary_cross_entropy, targets": lambda d: F.binary_cross_entropy(x(d, 3) / 3, x(d, 3)),
     "multilabel_margin_loss": lambda d: F.multilabel_margin_loss(x(d, 2), at(d, 0, 2)),
@@ -183,6 +184,7 @@ VALUES: dict[str, Call] = {
 }
 RIGHT: dict[str, Call] = {
     "embedding_bag": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 0, 2)),
+    "one bag": lambda d: F.embedding_bag(at(d, 0, 1), x(d, 3, 2), at(d, 0)),
     "binary_cross_entropy": lambda d: F.binary_cross_entropy(x(d, 3) / 3, 1 / x(d, 3)),
     "histc": lambda d: torch.histc(x(d, 3), 3, 1, 3),
     "floor_divide": lambda d: at(d, 3, 4) // at(d, 1, -2),
