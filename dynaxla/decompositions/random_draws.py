@@ -26,7 +26,7 @@ from dynaxla.torch_api.overloads import OpOverload
 aten = torch.ops.aten
 
 NO_CHOICE = -(2**63)
-"""Result of multinomial for weights for which eager raises: negative, not finite, or all zero."""
+"""Unchecked result of multinomial for weights for which eager raises: negative, not finite, or all zero."""
 
 Size = Sequence[IntLikeType]
 Drawn = Tensor | NotImplementedType
@@ -126,7 +126,7 @@ class Draws:
         return torch.argsort(self._draw([n], "bits", torch.int64, device)).to(dtype)
 
     def bernoulli(self, x: Tensor, p: Tensor | Number = 0.5) -> Drawn:
-        """Draws ones with probability p. Eager raises for p outside of [0, 1]; in a tensor p the result there is NaN."""
+        """Draws ones with probability p. Eager raises for p outside of [0, 1]; unchecked, a tensor p gives NaN there."""
         if not isinstance(p, Tensor):
             return self._below(x, p).to(x.dtype) if isinstance(p, (int, float)) and 0 <= p <= 1 else LEFT_TO_TORCH
         if p.dtype not in MANTISSA_BITS:
@@ -168,7 +168,7 @@ class Draws:
         return drawn if drawn is LEFT_TO_TORCH else drawn.to(dtype)  # type: ignore[union-attr]
 
     def scale_draws(self, drawn: Drawn, mean: Tensor | float, std: Tensor | float) -> Drawn:
-        """Scales and shifts draws. Eager raises for a negative deviation; for such elements of a tensor the result is NaN."""
+        """Scales and shifts draws. Eager raises for a negative deviation; unchecked, a tensor gives NaN there."""
         if drawn is LEFT_TO_TORCH or (not isinstance(std, Tensor) and std < 0):
             return LEFT_TO_TORCH
         scale = torch.where(std >= 0, std, math.nan) if isinstance(std, Tensor) else std

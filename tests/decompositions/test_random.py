@@ -332,21 +332,28 @@ def test_a_generator_of_the_users_own_draws_eager_numbers() -> None:
     assert torch.equal(*(f(torch.Generator().manual_seed(4)) for f in (compiled, draw)))
 
 
-def test_wrong_parameters_raise_as_in_eager_or_give_nan() -> None:
+def test_wrong_parameters_raise_as_in_eager_or_unchecked_give_nan() -> None:
     x = torch.ones(5)
     with pytest.raises(RuntimeError, match="p"):
         torch.compile(lambda x: torch.empty_like(x).bernoulli_(1.5), backend="dynaxla")(x)
     with pytest.raises(RuntimeError, match="from"):
         torch.compile(lambda: torch.randint(5, 5, (3,)), backend="dynaxla")()
     chances = torch.tensor([0.5, 1.5, -0.1, math.nan])
-    drawn = compile_alone(torch.bernoulli)(chances)
-    assert drawn.isnan().tolist() == [False, True, True, True]
-    drawn = compile_alone(lambda s: torch.normal(0.0, s))(torch.tensor([1.0, -1.0]))
+    assert _draw_refused(torch.bernoulli, chances).isnan().tolist() == [False, True, True, True]
+    drawn = _draw_refused(lambda s: torch.normal(0.0, s), torch.tensor([1.0, -1.0]))
     assert drawn.isnan().tolist() == [False, True]
     rows = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [0.0, 0.0]])
     for replacement in (False, True):
-        chosen = compile_alone(lambda w, r=replacement: torch.multinomial(w, 2, replacement=r))(rows)
+        chosen = _draw_refused(lambda w, r=replacement: torch.multinomial(w, 2, replacement=r), rows)
         assert (chosen == NO_CHOICE).all(1).tolist() == [False, True, True, True, True]
+
+
+def _draw_refused(function: Callable[..., Any], parameters: torch.Tensor) -> torch.Tensor:
+    """What is drawn where values are not checked; else it raises, as eager does."""
+    for refuses in (function, compile_alone(function)):
+        with pytest.raises(RuntimeError):
+            refuses(parameters)
+    return compile_alone(function, value_checks=False)(parameters)  # type: ignore[no-any-return]
 
 
 def test_edges() -> None:
