@@ -65,10 +65,8 @@ def assert_as_on_the_cpu(call: Call) -> str:
     expected, found = run(call, "cpu"), run(call, D)
     if found != expected:
         assert not device_in_use().client.shares_host_memory
-        assert expected[0] in (
-            "IndexError",
-            "RuntimeError",
-        )  # the classes of eager's kernels differ for one and the same fault
+        # The classes of eager's kernels differ for one and the same fault.
+        assert expected[0] in ("IndexError", "RuntimeError")
         assert FOUND_LATE in found[1]
     return expected[0]
 
