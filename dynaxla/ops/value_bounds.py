@@ -40,7 +40,7 @@ class ValueBound:
         """The least and the largest of what must lie in the range, of `self.values` on any device; NaN if one is, the lowest
         that may be of nothing."""
         found = values if self.prepare is None else self.prepare(values)
-        return torch.aminmax(found) if found.numel() else (found.new_full((), self.lowest),) * 2
+        return torch.aminmax(found) if found.numel() else (found.new_full((), self.lowest),) * 2  # type: ignore[arg-type]
 
     def allows(self, least: float, largest: float) -> bool:
         """Whether the range has both ends; it has no NaN."""
