@@ -61,9 +61,9 @@ assertions of such values, of which a program returns the number of the first th
 The error is a RuntimeError, or `IndexOutOfRange`, which is both an IndexError and a RuntimeError; it names the op and the user's line. Raising
 waits for the program, so this is the default where the results are the host's own anyway: on the CPU, for tensors of the host.
 `options={"value_checks": True}` has it on every device, where each call then waits for its results, `False` nowhere. A call with
-such ops takes some 20 us longer, a first one 0.05 to 0.2 s, and indices are read once more, in one thread
-(`python -m benchmarks.value_check_cost`; two idle cores with AVX2, one run, ratios to the call without checks): a `gather` of 20,000 x 64 1.5, `scatter_add` 1.4, `index_add` of 20,000 rows of 64
-1.15, `index_select` of them 1.1 to 1.8, `//` of 100,000 numbers 1.26, `cross_entropy` of 512 x 1000 1.
+such ops takes some 20 us longer, a first one 0.05 to 0.4 s, and indices are read once more, in one thread
+(`python -m benchmarks.value_check_cost`; two idle cores with AVX2, one run, ratios to the call without checks): a `gather` of
+20,000 x 64 1.5, `scatter_add` 1.4, `index_add` of 20,000 rows of 64 1.15, `index_select` of them 1.1 to 1.8, `//` of 100,000 numbers 1.26, `cross_entropy` of 512 x 1000 1.
 
 Without these checks, and in branches and loops, whose ops are not looked at,
 

@@ -22,7 +22,7 @@ from dynaxla.torch_api.overloads import OpOverload, parameters
 
 aten = torch.ops.aten
 VALUE_CHECK = "values: "
-"""What the message of an assertion begins with that the user did not write, until the pass value_checks keeps it or not."""
+"""What the message of an assertion begins with that a decomposition left, until the pass decomposed_checks keeps it or not."""
 
 _INDEX_ERROR = "IndexError: "  # what the message of an assertion begins with for which eager raises one
 

@@ -5,6 +5,7 @@ A row is a function of a call's arguments by name. It compares no two sizes: in 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynaxla.torch_api.overloads import OpOverload
+
+aten = torch.ops.aten
 Number = float | torch.SymInt
 
 
@@ -46,13 +50,23 @@ class ValueBound:
         """Whether the range has both ends; it has no NaN."""
         return bool(self.lowest <= least and largest <= self.highest)
 
+    def comparisons(self, dtype: torch.dtype) -> list[tuple[OpOverload, Number]]:
+        """What values of a dtype are compared with, by which op. Not with plain ends that no value is beyond: torch would wrap
+        them into the dtype."""
+        limits = torch.iinfo(dtype) if not (dtype.is_floating_point or dtype.is_complex) else None
+        lower = not isinstance(self.lowest, torch.SymInt) and limits is not None and self.lowest <= limits.min
+        upper = not isinstance(self.highest, torch.SymInt) and self.highest >= (limits.max if limits else math.inf)
+        below = [] if lower else [(aten.ge.Scalar, self.lowest)]
+        return below if upper else [*below, (aten.le.Scalar, self.highest)]
+
     def holds(self) -> Tensor:
         """Whether all values lie in the range: a bool of no dims."""
         found = self.values if self.prepare is None else self.prepare(self.values)
         if found.dtype is torch.bool:
             return found.all()
-        within: Tensor = found >= self.lowest  # type: ignore[assignment, operator]
-        return (within if self.highest == math.inf else within & (found <= self.highest)).all()  # type: ignore[operator]
+        within = [op(found, end) for op, end in self.comparisons(found.dtype)]
+        both: Tensor = functools.reduce(torch.bitwise_and, within)
+        return both.all()
 
 
 Arguments = Mapping[str, Any]
@@ -96,7 +110,9 @@ def _of_fillings(given: Arguments) -> Iterator[ValueBound]:
     if not (dtype.is_floating_point or dtype.is_complex):
         limits = torch.iinfo(dtype)
         wraps = limits.min == 0 and not value.is_floating_point()
-        yield bound(-limits.max if wraps else limits.min, limits.max)
+        found = bound(-limits.max if wraps else limits.min, limits.max)
+        if found.comparisons(value.dtype):
+            yield found
     elif not (value.dtype.is_floating_point and torch.finfo(value.dtype).max <= torch.finfo(dtype).max):
         highest = torch.finfo(dtype).max
         prepare = (lambda value: value.where(value.isfinite(), 0)) if value.dtype.is_floating_point else None

@@ -28,13 +28,16 @@ def are_values_checked(graph: CapturedGraph, context: PassContext) -> bool:
 def choose_checks(module: GraphModule, are_kept: bool) -> None:
     """Keeps those of a graph, with the user's line, or removes them and what they alone read."""
     calls = module.graph.find_nodes(op="call_function", target=aten._assert_async.msg)
-    for node in [call for call in calls if str(call.args[1]).startswith(VALUE_CHECK)]:
+    found = [call for call in calls if str(call.args[1]).startswith(VALUE_CHECK)]
+    if not found:
+        return
+    for node in found:
         frame, message = user_frame(node), str(node.args[1]).removeprefix(VALUE_CHECK)
         if are_kept:
             node.args = node.args[0], f"{message} (at {frame})" if frame else message
         else:
             module.graph.erase_node(node)
-            module.graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code()
     module.recompile()
 
 

@@ -8,8 +8,8 @@ are waited for anyway. What is required is in ops/value_bounds.py; ops that are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -73,10 +73,8 @@ class _GraphChecks:
         with fakes.mode_of(bound.values):
             each = torch.empty_like(bound.values, dtype=torch.bool)
             whole = each.new_empty(())
-        within = self._call(node, aten.ge.Scalar, (tensor, bound.lowest), each)
-        if bound.highest != math.inf:
-            below = self._call(node, aten.le.Scalar, (tensor, bound.highest), each)
-            within = self._call(node, aten.bitwise_and.Tensor, (within, below), each)
+        compared = [self._call(node, op, (tensor, end), each) for op, end in bound.comparisons(bound.values.dtype)]
+        within = reduce(lambda one, other: self._call(node, aten.bitwise_and.Tensor, (one, other), each), compared)
         return self._call(node, aten.all.default, (within,), whole)
 
     def _compute(self, node: Node, operands: Sequence[Node], find_bounds: Bounds) -> Iterator[Node]:

@@ -138,6 +138,25 @@ CASES: dict[str, Case] = {
         [(SMALL, torch.tensor(255.0)), (LARGE, torch.tensor(0.5))],
         [(SMALL, torch.tensor(256.0)), (LARGE, torch.tensor(-0.5)), (SMALL, torch.tensor(NAN))],
     ),
+    "masked_fill by narrower numbers": (
+        lambda x, value: x.long().masked_fill(x > 0, value),
+        [
+            (SMALL, torch.tensor(n, dtype=d))
+            for n in (3, 100)
+            for d in (torch.int8, torch.uint8, torch.int32, torch.half)
+        ],
+        [(SMALL, torch.tensor(1e19)), (LARGE, torch.tensor(NAN))],
+    ),
+    "masked_fill of bytes with a sign by those without": (
+        lambda x, value: x.to(torch.int8).masked_fill(x > 0, value),
+        [(SMALL, torch.tensor(n, dtype=torch.uint8)) for n in (0, 3, 127)],
+        [(SMALL, torch.tensor(n, dtype=torch.uint8)) for n in (128, 255)],
+    ),
+    "masked_fill of bytes by those with a sign": (
+        lambda x, value: x.to(torch.uint8).masked_fill(x > 0, value),
+        [(SMALL, torch.tensor(n, dtype=torch.int8)) for n in (0, 3, -128, 127)],
+        [],
+    ),
     "masked_fill of floats": (
         lambda x, value: x.half().masked_fill(x > 0, value),
         [(SMALL, torch.tensor(65504.0)), (LARGE, torch.tensor(float("-inf"))), (SMALL, torch.tensor(NAN))],
