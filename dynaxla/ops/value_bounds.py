@@ -106,17 +106,19 @@ def _of_fillings(given: Arguments) -> Iterator[ValueBound]:
     dtype, value = given["self"].dtype, given["value"]
     if torch.bool in (dtype, value.dtype) or dtype is value.dtype or value.is_complex():
         return
-    bound = partial(ValueBound, value, fault=f"{dtype} does not hold the value", error=RuntimeError)
-    if not (dtype.is_floating_point or dtype.is_complex):
+    fault = f"{dtype} does not hold the value"
+    if dtype.is_floating_point or dtype.is_complex:
+        highest = torch.finfo(dtype).max
+        prepare = (lambda value: value.where(value.isfinite(), 0)) if value.is_floating_point() else None
+        found = ValueBound(value, -highest, highest, fault, RuntimeError, prepare)
+        holds_all = value.is_floating_point() and torch.finfo(value.dtype).max <= highest
+    else:
         limits = torch.iinfo(dtype)
         wraps = limits.min == 0 and not value.is_floating_point()
-        found = bound(-limits.max if wraps else limits.min, limits.max)
-        if found.comparisons(value.dtype):
-            yield found
-    elif not (value.dtype.is_floating_point and torch.finfo(value.dtype).max <= torch.finfo(dtype).max):
-        highest = torch.finfo(dtype).max
-        prepare = (lambda value: value.where(value.isfinite(), 0)) if value.dtype.is_floating_point else None
-        yield bound(-highest, highest, prepare=prepare)
+        found = ValueBound(value, -limits.max if wraps else limits.min, limits.max, fault, RuntimeError)
+        holds_all = False
+    if not holds_all and found.comparisons(value.dtype):
+        yield found
 
 
 def _of_places_and_fillings(given: Arguments) -> Iterator[ValueBound]:

@@ -157,6 +157,15 @@ CASES: dict[str, Case] = {
         [(SMALL, torch.tensor(n, dtype=torch.int8)) for n in (0, 3, -128, 127)],
         [],
     ),
+    "masked_fill of floats by whole numbers": (
+        lambda x, value: x.half().masked_fill(x > 0, value),
+        [
+            (SMALL, torch.tensor(n, dtype=d))
+            for n in (3, 100)
+            for d in (torch.int8, torch.uint8, torch.int16, torch.int64)
+        ],
+        [(SMALL, torch.tensor(65520)), (LARGE, torch.tensor(-(1 << 40)))],
+    ),
     "masked_fill of floats": (
         lambda x, value: x.half().masked_fill(x > 0, value),
         [(SMALL, torch.tensor(65504.0)), (LARGE, torch.tensor(float("-inf"))), (SMALL, torch.tensor(NAN))],
