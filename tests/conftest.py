@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +22,7 @@ from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime_state import process
 from tests.bucketing.poison import faults
-from tests.times import TimesWriter, is_long, read_times
+from tests.times import TimeLimit, TimesWriter, is_long, read_times
 
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("quick", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_SLOW)
@@ -36,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-times", action="store_true", help="write what takes over three seconds to tests/times.tsv"
     )
-    help_text = "begin no test that is long after so many minutes; the summary counts those that are left out"
-    parser.addoption("--minutes", type=float, default=float("inf"), help=help_text)
+    help_text = "leave long tests out, counted as skipped, where the list would else take more minutes at its pace"
+    parser.addoption("--minutes", type=float, help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile(chosen)
     if config.getoption("--write-times") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimesWriter({} if config.getoption("--full") else read_times()))
+    if (minutes := config.getoption("--minutes")) is not None:
+        config.pluginmanager.register(TimeLimit(minutes))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -66,16 +67,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """What a file draws where it is imported is the same in every run: a sum that cancels fails one run of hundreds."""
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)
-
-
-_BEGUN = time.monotonic()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out long tests where the time is up: the machine of a run may be several times as slow as another."""
-    minutes = item.config.getoption("--minutes")
-    if is_long(item) and time.monotonic() - _BEGUN > 60 * minutes:
-        pytest.skip(f"a long test, left out after {minutes:g} minutes")
 
 
 @pytest.fixture(autouse=True, scope="session")
