@@ -4,8 +4,8 @@
     python -m benchmarks.first_ops vit --target PLUGIN  # on a PJRT plugin, by its name or file
 
 Each first pass runs in a process of its own, behind which the compilers are started already; later passes take turns with
-torch's CPU. "additions" are ten of ten numbers. The same as `python -m dynaxla bench benchmarks.first_ops:make_vit ... \
---backends eager device:mode=eager device`.
+torch's CPU. "additions" are ten of ten numbers, "rows" a matrix's 256 rows and their doubles, stacked. The same
+as `python -m dynaxla bench benchmarks.first_ops:make_vit ... --backends eager device:mode=eager device`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,10 @@ def add_ten_times(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def stack_rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([*x, *[row + row for row in x]])
+
+
 def make_vit() -> Built:
     return VisionTransformer().eval(), (torch.randn(2, 3, 32, 32),)
 
@@ -129,12 +133,17 @@ def make_additions() -> Built:
     return add_ten_times, (torch.randn(10),)
 
 
+def make_rows() -> Built:
+    return stack_rows, (torch.randn(256, 64),)
+
+
 MODELS: Mapping[str, Callable[[], Built]] = {
     "vit": make_vit,
     "graph": make_graph,
     "t5": make_t5,
     "lstm": make_lstm,
     "additions": make_additions,
+    "rows": make_rows,
 }
 
 

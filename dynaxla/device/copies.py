@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,11 @@ aten = torch.ops.aten
 
 SMALL_BYTES = 1 << 16
 """Of a memory of this size all is copied to the host where a part is asked for: that costs less than a run that cuts it out."""
+
+MOST_JOINED = 32
+"""Tensors that one program puts together. XLA takes longer for each further operand than a program runs: 7 ms, and 75 ms for
+one that is a part of a memory."""
+MOST_PARTS_JOINED = 8
 
 
 class CopyKernels:
@@ -124,6 +129,25 @@ class CopyKernels:
         made.share(memory)
         return self._memories.tensor(made, TensorSpec.from_tensor(x), x.stride())
 
+    def cat(self, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        return self._join(_CAT, tensors, dim)
+
+    def stack(self, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        return self._join(_STACK, tensors, dim)
+
+    def _join(self, known: FunctionalForm, tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+        """Many tensors group by group, so that a few small programs serve any number of them."""
+        if len(tensors) > MOST_PARTS_JOINED and not self._eager.fused.is_on and _are_alike(tensors):
+            most = MOST_JOINED if all(map(self._is_whole, tensors)) else MOST_PARTS_JOINED
+            while len(tensors) > most:
+                groups = [tensors[i : i + most] for i in range(0, len(tensors), most)]
+                tensors = [self._eager.run(known, (group, dim), {}) for group in groups]
+                known, most = _CAT, MOST_JOINED
+        return self._eager.run(known, (tensors, dim), {})  # type: ignore[no-any-return]
+
+    def _is_whole(self, x: torch.Tensor) -> bool:
+        return locate_view(self._eager.layouts, self._memories.of(x).spec, x)[0].is_whole
+
     def to_copy(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Another dtype here is one program; what crosses devices torch makes of an empty tensor and a copy into it."""
         device = options.get("device")
@@ -133,6 +157,19 @@ class CopyKernels:
             # Such a read waits; if it need not, torch asks its C++ hooks for pinned memory.
             return _ACROSS(x, **{**options, "non_blocking": False})
         return self._eager.run(_CONVERTED, (x,), options)  # type: ignore[no-any-return]
+
+
+def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors can be put together in any groups: of one device, dtype and shape, and none in channels_last, which the
+    result would have of all together."""
+    first = tensors[0]
+    return all(
+        tensor.device == first.device
+        and tensor.dtype is first.dtype
+        and tensor.shape == first.shape
+        and (tensor.dim() < 4 or tensor.is_contiguous())
+        for tensor in tensors
+    )
 
 
 def have_same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -157,6 +194,8 @@ def _bare(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, tor
 _ACROSS = get_composite_kernel(aten._to_copy.default)
 _CONVERTED = FunctionalForm.of(aten._to_copy.default)
 _COPY = FunctionalForm.of(aten.copy_.default)
+_CAT = FunctionalForm.of(aten.cat.default)
+_STACK = FunctionalForm.of(aten.stack.default)
 _CONTIGUOUS = FunctionalForm.of(aten.clone.default)
 
 

@@ -121,6 +121,8 @@ class DeviceKernels:
             aten._local_scalar_dense.default: self.copies.item,
             aten.clone.default: self.copies.clone,
             aten._to_copy.default: self.copies.to_copy,
+            aten.cat.default: self.copies.cat,
+            aten.stack.default: self.copies.stack,
             aten._lazy_clone.default: self.copies.clone,  # which shares the buffer until one of the two is written
             aten.resize_.default: self._resize,
             aten.set_.source_Storage: self._set_storage,

@@ -5,6 +5,7 @@ Imports no torch, as these processes use it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -99,6 +100,33 @@ class PjrtCompiled:
         """XLA's cost analysis: "flops", "bytes accessed" and more. Empty if the platform has none."""
         found = self._handle.cost_analysis()
         return dict(found[0] if isinstance(found, list) else found) if found else {}
+
+
+Override = tuple[str, str | bool]
+"""An option of XLA, and its value."""
+
+WITHOUT_REDUCTIONS: Override = (
+    "xla_cpu_experimental_ynn_fusion_type",
+    "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+)
+"""XLA's option of fusions for the library, and its default value without reductions."""
+
+PLAIN_LOOPS: Override = ("xla_cpu_use_fusion_emitters", False)
+"""XLA's older emitter of elementwise loops. It compiles a small program in two thirds of the time, with the same functions; a
+large one takes it longer, and its loops may run at a third of the speed."""
+
+_SMALL_MODULE_BYTES = 8 << 10
+_FEW_ELEMENTS = 16 << 10
+_SIZES = re.compile(rb"tensor<([\dx]+)x")
+
+
+def find_overrides(module: bytes) -> list[Override]:
+    """What the embedded CPU client compiles a StableHLO module (text) with: a program of one op on few elements, as the device
+    runs most in a first pass, costs more to compile than it ever takes to run."""
+    if len(module) > _SMALL_MODULE_BYTES or b"func.func" not in module or b"stablehlo.while" in module:
+        return []
+    counts = (math.prod(map(int, sizes.split(b"x"))) for sizes in _SIZES.findall(module))
+    return [PLAIN_LOOPS] if max(counts, default=0) <= _FEW_ELEMENTS else []
 
 
 ANY_NAN = "dynaxla_any_nan"

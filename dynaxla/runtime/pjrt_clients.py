@@ -141,7 +141,7 @@ class PjrtClient:
     def _compile_here(self, program: JointProgram | None, module: bytes, partitions: int) -> Any:
         devices, replicas = self._devices_of(program, partitions), program is not None and partitions == 1
         try:
-            return xla.compile_on(self._client, devices, module, replicas=replicas)
+            return xla.compile_on(self._client, devices, module, xla.compile_options(devices, replicas=replicas))
         except self._error as error:
             raise CompileError(
                 explanation=f"XLA's {self.platform} compiler refused the program: {error}",

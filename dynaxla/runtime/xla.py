@@ -13,9 +13,11 @@ from typing import Any
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
 from dynaxla.runtime.executable_info import (
+    WITHOUT_REDUCTIONS,
     CompileRejected,
     ModuleRequest,
     SerializedExecutable,
+    find_overrides,
     has_exact_fusions,
     processes_of,
 )
@@ -292,19 +294,18 @@ def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
     return options
 
 
-def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, *, replicas: bool = False) -> Any:
+def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, options: Any) -> Any:
     """Compiles and loads a StableHLO module (bytecode or text), partitioned over these devices, or run by each of them.
 
     On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
 
     Args:
-        devices: one, or those of the mesh over which the module is partitioned.
-        replicas: whether each of them runs the module instead.
+        devices: one, or those over which the module is partitioned, or that each run it.
+        options: of these devices, see `compile_options`.
 
     Raises:
         Jaxlib.Error: XLA refused the module.
     """
-    options = compile_options(devices, replicas=replicas)
     listed = load().jax.DeviceList(tuple(devices))
     _prepare_calls(module)
     with load().TracebackScope():
@@ -375,21 +376,17 @@ def compile_module(request: ModuleRequest) -> SerializedExecutable | CompileReje
     count = replicas or request.partitions
     client = embedded_cpu() if count == 1 else embedded_cpu(count)
     error = load().Error
+    devices = client.devices()[:count]
+    options = compile_options(devices, replicas=replicas > 0)
+    options.env_option_overrides = find_overrides(request.module)
     try:
-        executable = compile_on(client, client.devices()[:count], request.module, replicas=replicas > 0)
+        executable = compile_on(client, devices, request.module, options)
     except error as refusal:
         return CompileRejected(str(refusal))
     try:
         return SerializedExecutable(executable.serialize())
     except error:
         return SerializedExecutable(None)
-
-
-WITHOUT_REDUCTIONS = (
-    "xla_cpu_experimental_ynn_fusion_type",
-    "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
-)
-"""XLA's option of fusions for the library, and its default value without reductions."""
 
 
 def splash_attention_gradient() -> Any:

@@ -80,7 +80,8 @@ MODULE = """func.func @main(%x: tensor<64x128xf32>) -> tensor<{kept}xf32> {{
 
 def _compiled(module: str | bytes) -> Any:
     client = xla.embedded_cpu()
-    return xla.compile_on(client, client.devices()[:1], module).hlo_modules()[0].to_string()
+    devices = client.devices()[:1]
+    return xla.compile_on(client, devices, module, xla.compile_options(devices)).hlo_modules()[0].to_string()
 
 
 @pytest.mark.parametrize(("dim", "kept"), [(0, 128), (1, 64)])

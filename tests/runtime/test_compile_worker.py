@@ -21,6 +21,7 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.compile_worker import CompileWorker
+from dynaxla.runtime.executable_info import PLAIN_LOOPS, ModuleRequest, SerializedExecutable, find_overrides
 from dynaxla.runtime.pjrt_clients import cpu_client
 from tests.tolerances import assert_close
 
@@ -155,3 +156,14 @@ def test_an_executable_from_the_child_can_be_asked() -> None:
     assert executable.memory_use().arguments_bytes == 12
     assert isinstance(executable.cost(), dict)
     assert xla.embedded_cpu() is xla.embedded_cpu()
+
+
+def test_a_program_on_few_elements_is_compiled_by_plain_loops() -> None:
+    few = GOOD.replace("return %x", "%y = stablehlo.add %x, %x : tensor<3xf32>\n  return %y").encode()
+    many = few.replace(b"tensor<3x", b"tensor<30000x")
+    assert isinstance(xla.compile_module(ModuleRequest(few)), SerializedExecutable)
+    assert find_overrides(few) == [PLAIN_LOOPS]
+    assert find_overrides(many) == []
+    assert find_overrides(few + b" " * 10_000) == []
+    assert find_overrides(few.replace(b"stablehlo.add", b"stablehlo.while")) == []
+    assert find_overrides(b"ML\xefR bytecode") == []

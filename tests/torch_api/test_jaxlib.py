@@ -69,7 +69,7 @@ from dynaxla.torch_api.storages import to_capsule
 sine = b"%y = stablehlo.sine %x : tensor<4xf32> return %y : tensor<4xf32>"
 module = b"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {" + sine + b"}"
 client = xla.embedded_cpu()
-compiled = xla.compile_on(client, client.devices(), module)
+compiled = xla.compile_on(client, client.devices(), module, xla.compile_options(client.devices()))
 assert not xla.has_libtpu_without_chip()
 session = xla.load().profiler.ProfilerSession(xla.load().profiler.ProfileOptions())
 compiled.execute_sharded([xla.load().to_buffer(to_capsule(torch.ones(4)), client.devices()[0], None)])
@@ -93,7 +93,7 @@ def test_a_profile_names_instructions_and_modules() -> None:
 def test_a_module_is_compiled_and_run() -> None:
     client = xla.embedded_cpu()
     device = client.devices()[0]
-    executable = xla.compile_on(client, [device], _module())
+    executable = xla.compile_on(client, [device], _module(), xla.compile_options([device]))
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
     assert from_capsule(xla.load().to_capsule(result)).tolist() == [1, 1, 1, 1]
@@ -101,14 +101,14 @@ def test_a_module_is_compiled_and_run() -> None:
     assert executable.get_compiled_memory_stats().output_size_in_bytes == 16
     assert executable.cost_analysis()["flops"] >= 4
     with pytest.raises(xla.load().Error):
-        xla.compile_on(client, [device], b"no module")
+        xla.compile_on(client, [device], b"no module", xla.compile_options([device]))
 
 
 @boundary(xla.buffer_maker)
 def test_results_are_made_like_others() -> None:
     client = xla.embedded_cpu()
     device = client.devices()[0]
-    executable = xla.compile_on(client, [device], _module())
+    executable = xla.compile_on(client, [device], _module(), xla.compile_options([device]))
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((first,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
     (second,) = executable.execute_sharded([first]).consume_with_handlers([xla.buffer_maker(first)])
@@ -194,7 +194,7 @@ def test_clients_join_at_a_coordinator() -> None:
     with xla.joining_backends(coordination, 0, 1):
         assert global_state.client is coordination
     assert global_state.client is None
-    executable = xla.compile_on(client, (device,), _module())
+    executable = xla.compile_on(client, (device,), _module(), xla.compile_options([device]))
     argument = xla.load().to_buffer(to_capsule(torch.zeros(4)), device, None)
     ((result,),) = executable.execute_sharded([argument]).disassemble_into_single_device_arrays()
     result.block_until_ready()
