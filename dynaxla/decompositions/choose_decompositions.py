@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from dynaxla.decompositions.affine_grids import derive_affine_grids
 from dynaxla.decompositions.assertions import check_first
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.flex_attention import replace_flex_attention
@@ -29,6 +30,7 @@ def replace_composites() -> Iterator[None]:
     with (
         keep_resizes_whole(),
         pool_images_by_mean(),
+        derive_affine_grids(),
         replace_margin_losses(),
         replace_mask_gradients(),
         replace_rnn_layers(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.custom_ops import internal
+from dynaxla.decompositions.affine_grids import AFFINE_GRID_DECOMPOSITIONS
 from dynaxla.decompositions.assertions import ASSERTION_DECOMPOSITIONS
 from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.eager_strides import stride_decompositions
@@ -71,6 +72,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **RNN_CELL_DECOMPOSITIONS,
         **FAST_PATH_DECOMPOSITIONS,
         **foreach_decompositions(),
+        **AFFINE_GRID_DECOMPOSITIONS,
         **MARGIN_DECOMPOSITIONS,
         MULTIPLY_ADD: _multiply_add,
         aten._weight_norm_interface_backward.default: _weight_norm_backward,
