@@ -85,7 +85,7 @@ def reshape_alias(x: jax.Array, size: Ints, stride: Ints) -> jax.Array:
     return x.reshape(tuple(size))
 
 
-@OPS.op(aten.view.dtype, aten.view_copy.dtype)
+@OPS.op(aten.view.dtype, aten.view_copy.dtype, pad=views_rules.view_dtype)
 def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """Reinterprets the bytes as another dtype; the last axis grows or shrinks with the element size."""
     if torch_dtype(x) == dtype:

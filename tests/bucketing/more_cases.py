@@ -49,6 +49,11 @@ FOURIER = [
     ),
     case("irfft", "irfft_beside", lambda x: torch.fft.irfft(x, n=6), complexes(None, 4)),
     case("irfft", "irfft2", lambda x: torch.fft.irfft2(x), complexes(3, None, 4)),
+    case("view_dtype", "viewed_bits", lambda x: (x.view(torch.int32) ^ 1).view(torch.float32), floats(None, 3)),
+    case("view_dtype", "narrow_bits", lambda x: (x * 2).view(torch.int16).sum(1), floats(None, 3)),
+    case("view_dtype", "wide_bits", lambda x: (x * 2).view(torch.int64).sum(1), floats(None, 4)),
+    case("view_dtype", "bytes", lambda x: (x > 0).view(torch.uint8).sum(), floats(None, 4)),
+    case("view_dtype", "varying_bits", lambda x: x.view(torch.int32).sum(0), floats(3, None)),
     case("view_as_real", "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
     case("view_as_complex", "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
 ]

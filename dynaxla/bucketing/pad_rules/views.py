@@ -118,6 +118,20 @@ def view_as_complex(call: RuleContext) -> PaddedValue:
     return call.result(call.same(), value.dims[:-1])
 
 
+@takes()
+def view_dtype(call: RuleContext) -> PaddedValue:
+    """view of another dtype: each element's bytes alone; the last dim may grow or shrink where it does not vary."""
+    value: PaddedValue = call.tensors[0]
+    before, after = value.node.meta["val"], call.node.meta["val"]
+    if before.itemsize == after.itemsize:
+        return call.result(call.same(), value.dims)
+    if not is_full(value.dims[-1]):
+        raise Unpaddable("the dim whose size depends on the dtype's varies")
+    node = call.same()
+    size = int(node.meta["val"].shape[-1])
+    return call.result(node, (*value.dims[:-1], (Factor(size, size),)))
+
+
 @takes(size=BUCKET_SIZE, stride=TRUE_SIZE, storage_offset=TRUE_SIZE)
 def as_strided(call: RuleContext) -> PaddedValue:
     """Storage offsets are those of a row-major tensor of the true sizes; padded elements are undefined."""
