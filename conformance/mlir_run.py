@@ -90,7 +90,7 @@ class Executable:
 
     def __init__(self, module: bytes) -> None:
         self._device = _client().local_devices()[0]
-        self._executable = xla.compile_on(_client(), [self._device], module)
+        self._executable = xla.compile_on(_client(), [self._device], module, xla.compile_options([self._device]))
 
     def buffers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         import jax

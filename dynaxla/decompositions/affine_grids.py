@@ -48,7 +48,7 @@ def _axis(steps: IntLikeType, align_corners: bool, like: Tensor) -> Tensor:
     if steps <= 1:
         return like.new_zeros(steps)
     end = 1 if align_corners else (steps - 1) / steps
-    return torch.linspace(-end, end, steps, dtype=like.dtype, device=like.device)
+    return torch.linspace(-end, end, steps, dtype=like.dtype, device=like.device)  # type: ignore[arg-type]
 
 
 AFFINE_GRID_DECOMPOSITIONS: Mapping[OpOverload, Callable[..., Tensor]] = MappingProxyType(

@@ -24,9 +24,10 @@ SMALL_BYTES = 1 << 16
 """Of a memory of this size all is copied to the host where a part is asked for: that costs less than a run that cuts it out."""
 
 MOST_JOINED = 32
-"""Tensors that one program puts together. XLA takes longer for each further operand than a program runs: 7 ms, and 75 ms for
-one that is a part of a memory."""
+"""Tensors that one program puts together. XLA takes longer for each further operand than a program runs: some 7 ms, and 75 ms
+for one that is a part of a memory."""
 MOST_PARTS_JOINED = 8
+"""The same where one of them is a part of a memory."""
 
 
 class CopyKernels:
