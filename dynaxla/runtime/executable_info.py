@@ -121,7 +121,7 @@ _SIZES = re.compile(rb"tensor<([\dx]+)x")
 
 
 def find_overrides(module: bytes) -> list[Override]:
-    """What the embedded CPU client compiles a StableHLO module (text) with: a program of one op on few elements, as the device
+    """What the embedded CPU client compiles a StableHLO module (text) with: a small program on few elements, as the device
     runs most in a first pass, costs more to compile than it ever takes to run."""
     if len(module) > _SMALL_MODULE_BYTES or b"func.func" not in module or b"stablehlo.while" in module:
         return []
