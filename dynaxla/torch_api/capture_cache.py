@@ -168,6 +168,7 @@ def use_cache_tag(tag: str) -> Iterator[Lookup]:
         during.enter_context(patch.object(autograd_cache, "warn_once", _say_nothing))
         during.enter_context(patch.object(AOTAutogradCache, "iterate_over_candidates", lookup.read))
         during.enter_context(patch.object(graph_compile, "_cache_autograd_info", _store_training))
+        during.enter_context(_with_all_guards())
         during.enter_context(_compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
         during.enter_context(_functorch_config.patch(patched))
         during.enter_context(_allow_autocast_functions())
@@ -227,7 +228,32 @@ def _store_training(*captured: Any) -> tuple[Any, Any]:
         if isinstance(metadata, ViewAndMutationMeta):
             metadata.bw_donated_idxs = []
     store, entry = _really_store_training(*captured)
-    return None if store is None else _functorch_config.patch(bundled_autograd_cache=True)(store), entry
+    if store is not None:
+        store = _with_all_guards()(_functorch_config.patch(bundled_autograd_cache=True)(store))
+    return store, entry
+
+
+def _with_all_guards() -> Any:
+    """Context, and decorator, in which an entry has the guards that `_describe_guards` gives."""
+    return patch.object(AOTAutogradCache, "generate_guards_expression", _describe_guards)
+
+
+def _describe_guards(cache_info: Any) -> str | None:
+    """The guards on sizes that an entry holds for, as torch evaluates them for a call's sizes when it looks entries up.
+
+    torch leaves out a guard with a size that is fixed: `max(n, m + 1) == 4` where m is fixed to 3, for which the graph was
+    captured, and an entry of n = 4 would serve n = 8. Here such a size is replaced by its value. Relies on `ShapeEnv.guards`,
+    `replace` and `produce_guards_expression`, and stands for `generate_guards_expression`.
+    """
+    env = AOTAutogradCache._get_shape_env()
+    if env is None:
+        return None
+    sizes = cache_info.forward_symints
+    known = {size.node.expr for size in sizes if size.node.expr.is_Symbol}
+    guards = [guard._replace(expr=env.replace(guard.expr)) for guard in env.guards]
+    kept = [guard for guard in guards if guard.expr.free_symbols and guard.expr.free_symbols <= known]
+    described: str | None = env.produce_guards_expression(placeholders=sizes, guards=kept)
+    return described
 
 
 def find_bypass_reason(module: GraphModule) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -38,6 +39,23 @@ def test_training_at_several_sizes(recorder: Recorder) -> None:
             for rows in (5, 7, 20):
                 x = torch.randn(rows, 8, requires_grad=True)
                 assert_all_close(gradients(compiled, x), gradients(model, x))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_capture_holds_for_the_sizes_of_its_guards(train: bool) -> None:
+    """The number of classes is what a guard says of two sizes, of which another guard fixes one."""
+
+    def function(scale: Tensor, classes: Tensor, most: int, least: int) -> Tensor:
+        chosen = F.one_hot(classes, max(most + 1, least))[..., -least:]
+        return chosen.to(scale.dtype) * scale if train else chosen
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    for classes, most, least in (([3, 1, 3], 3, 4), ([3, 2, 1], 7, 4), ([3, 2, 1], 2, 5), ([0, 2, 1], 9, 5)):
+        scale = torch.tensor(1.5, requires_grad=train)
+        made = [f(scale, torch.tensor(classes), most, least) for f in (compiled, function)]
+        assert_close(*made)
+        if train:
+            assert_close(*(torch.autograd.grad(each.sum(), scale)[0] for each in made))
 
 
 def test_a_backward_runs_again(recorder: Recorder) -> None:
