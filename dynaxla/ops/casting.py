@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
+from dynaxla.custom_ops.barrier import BARRIER
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decompose
@@ -28,6 +30,12 @@ _NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> jax.Array:
     del memory_format  # strides are restored when the value leaves the compiled part
     return self
+
+
+@OPS.op(BARRIER, pad=elementwise_rules.elementwise)
+def barrier(x: jax.Array) -> jax.Array:
+    """Gives its operand; XLA removes the barrier before it fuses ops."""
+    return lax.optimization_barrier(x)  # type: ignore[no-any-return]
 
 
 @OPS.op(CONSTRAIN, pad=elementwise_rules.elementwise)

@@ -10,6 +10,7 @@ from dynaxla.passes import (
     dead_code_elimination,
     filled_memory,
     grouped_query_attention,
+    rounding_barriers,
     strided_views,
     transposed_matmul,
     unmerged_linear,
@@ -25,5 +26,6 @@ REWRITES = (
     channels_last_convolution.PASS,
     channels_last_values.PASS,
     canonical_ops.PASS,
+    rounding_barriers.PASS,
     dead_code_elimination.PASS,
 )
