@@ -32,7 +32,7 @@ from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.aot import aot_autograd, get_forward_inputs
+from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forward_inputs
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
@@ -228,6 +228,7 @@ class GraphCompiler:
         add_deferred_checks(module)
         mark_modules(module)
         if kind == "backward":
+            drop_hidden_gradients(module.graph)
             return CapturedGraph(kind, module, known, saved=Saved(inputs=True, in_training=True))
         if kind == "inference":
             self._placement.rewrite_inference(module.graph)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch._prims.rng_prims as rng_prims
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, TangentAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -131,6 +131,49 @@ def written_inputs(joint: Graph) -> frozenset[int]:
     results = joint.output_node().meta.get("desc", ())
     written = (each.mutated_input for each in results if isinstance(each, InputMutationAOTOutput))
     return frozenset(each.idx for each in written if isinstance(each, PlainAOTInput))
+
+
+def drop_hidden_gradients(backward: Graph) -> None:
+    """Has a backward give no gradient of an input that the forward only writes to, where autograd does not see that
+    (`torch.no_grad`, `x.data`).
+
+    AOTAutograd takes the new value for a copy of the input and gives its gradient, which is zeros; eager PyTorch has none, and
+    an optimizer leaves such a parameter alone. Relies on `meta["desc"]` of the placeholders (`TangentAOTInput`), and on
+    `fw_metadata` of the tracing context with `input_info`: `mutations_hidden_from_autograd` and
+    `mutations_under_no_grad_or_inference_mode`.
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None:
+        return
+    tangents = [
+        node for node in backward.find_nodes(op="placeholder") if isinstance(node.meta.get("desc"), TangentAOTInput)
+    ]
+    hidden = {node for node in tangents if _is_hidden(node.meta["desc"].output, known.input_info)}
+    if hidden:
+        output, seen = backward.output_node(), _dependents(set(tangents) - hidden)
+        gradients: Any = output.args[0]
+        unseen = _dependents(hidden) - seen
+        output.args = (tuple(None if each in unseen else each for each in gradients),)
+
+
+def _is_hidden(written: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a result of a forward is the new value of an input that autograd does not see."""
+    if not isinstance(written, InputMutationAOTOutput) or not isinstance(written.mutated_input, PlainAOTInput):
+        return False
+    info = inputs[written.mutated_input.idx]
+    return bool(info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
+
+
+def _dependents(nodes: Collection[Node]) -> set[Node]:
+    """The nodes and all that is computed of them."""
+    found = set(nodes)
+    waiting = list(nodes)
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in found]
+        found.update(new)
+        waiting.extend(new)
+    return found
 
 
 def box_function(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
