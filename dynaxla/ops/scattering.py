@@ -37,6 +37,7 @@ from dynaxla.ops.indexing import (
     subscript_of_axis,
 )
 from dynaxla.ops.record import OpFamily
+from dynaxla.torch_api.symbols import expression
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -54,7 +55,7 @@ def check_mask_of_one_value(node: torch.fx.Node) -> str | None:
     x, values = tensor_of(node, "self"), tensor_of(node, "values")
     place, mask = masks[0]
     under = x.ndim - place - mask.ndim  # number of axes after those under the mask
-    if values.ndim > under and values.shape[values.ndim - under - 1] != 1:
+    if values.ndim > under and expression(values.shape[values.ndim - under - 1]) != 1:
         return "one value per True of the mask: their number depends on the data"
     return None
 

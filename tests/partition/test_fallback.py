@@ -172,9 +172,11 @@ def test_executor_eager_repeats_random_numbers() -> None:
 
 @torch.no_grad()
 def test_sizes_that_depend_on_data_inside_a_graph(recorder: Recorder) -> None:
-    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.relu(x)
-        return torch.nonzero(y) + 1, y[y > 1] * 2
+        z = y.clone()
+        z[y > 1] += 1
+        return torch.nonzero(y) + 1, y[y > 1] * 2, z * 2
 
     compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), recorder.expect(graphs=1):
