@@ -30,6 +30,13 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "zero added": lambda x: (x + 0.0).signbit(),
     "a sum from zero": lambda x: sum([x, x * 0.0]).signbit(),  # type: ignore[union-attr]
     "zero added, as an angle": lambda x: torch.atan2(x + 0, -torch.ones_like(x)),
+    "zeros added": lambda x: (x + torch.zeros_like(x)).signbit(),
+    "added to zeros": lambda x: (torch.zeros(2, 1, dtype=x.dtype) + x).signbit(),
+    "zero taken away": lambda x: torch.add(x, 0, alpha=-1).signbit(),
+    "a filled tensor, twice": lambda x: (x + torch.full_like(x, 1e6)) - torch.full((), 1e6, dtype=x.dtype),
+    "a magnitude and zeros": lambda x: x.abs() >= torch.zeros_like(x),
+    "zeros and a magnitude": lambda x: torch.zeros_like(x) <= x.abs(),
+    "the quotient of exponentials": lambda x: x.exp() / (2 * x).exp(),
     "a magnitude": lambda x: x.abs() >= 0,
     "zero at most a magnitude": lambda x: x.abs() >= 0,
     "a square": lambda x: x * x >= 0,
