@@ -31,14 +31,13 @@ _POWERS = (aten.pow.Tensor_Scalar, aten.square.default)
 _ROOTS = (aten.sqrt.default, aten.rsqrt.default, *_POWERS)
 _LOGARITHMS = (aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default)
 _EXPONENTIALS = (aten.exp.default, aten.exp2.default, aten.expm1.default)
-_COMPARISONS = (aten.ge.Scalar, aten.ge.Tensor, aten.le.Scalar, aten.le.Tensor)
 _OF_TENSORS: Mapping[Any, Any] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), aten.add.Tensor),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar), aten.sub.Tensor),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), aten.mul.Tensor),
     **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), aten.div.Tensor),
     **dict.fromkeys((aten.ge.Tensor, aten.ge.Scalar), aten.ge.Tensor),
-    **dict.fromkeys((aten.le.Tensor, aten.le.Scalar), aten.le.Tensor),
+    aten.le.Tensor: aten.le.Tensor,
 }
 """The overload of two tensors."""
 
@@ -93,11 +92,14 @@ def _is_joined(node: Node, operand: Node) -> bool:
 
 
 def _depends_on_zero(node: Node) -> bool:
-    """Whether an op makes 0 of -0, and else gives its operand, or compares with 0."""
+    """Whether an op makes 0 of -0, and else gives its operand, or asks whether that is at least 0."""
     number = _number(node)
-    if number != 0 or number is None or not _has_hidable_number(node):
+    if number is None or number != 0 or not _has_hidable_number(node):
         return False
-    return node.target in _COMPARISONS or (node.target in _SUMS[:2] and math.copysign(1, number) > 0)
+    is_first = _value(node.args[0]) is not None
+    if node.target in (aten.ge.Tensor, aten.ge.Scalar, aten.le.Tensor):
+        return is_first == (node.target is aten.le.Tensor)
+    return node.target in _SUMS[:2] and math.copysign(1, number) > 0
 
 
 def _number(node: Node) -> float | None:
@@ -123,12 +125,9 @@ def _hide_number(graph: Graph, node: Node) -> None:
     filled, other = node.args[place], node.args[1 - place]
     value, number = other.meta["val"], _value(filled)  # type: ignore[union-attr]
     if not isinstance(filled, Node) or _is_like(filled.meta["val"], value, node.meta["val"]):
-        number = (
-            torch.tensor(number, dtype=torch.float64, device="cpu").to(value.dtype).item()
-        )  # infinite where it overflows
-        filled = call_before(
-            graph, node, aten.full.default, ([], number), {"dtype": value.dtype, "device": value.device}
-        )
+        rounded = torch.tensor(number, dtype=torch.float64, device="cpu").to(value.dtype)  # infinite where it overflows
+        settings = {"dtype": value.dtype, "device": value.device}
+        filled = call_before(graph, node, aten.full.default, ([], rounded.item()), settings)
     operands = [other, other]
     operands[place] = call_before(graph, node, BARRIER, (filled,))
     if node.target in (aten.rsub.Tensor, aten.rsub.Scalar):
