@@ -115,8 +115,11 @@ def _value(operand: Any) -> float | None:
 
 
 def _has_hidable_number(node: Node) -> bool:
-    """Whether an op takes two operands alone, of which one is a number."""
-    return node.target in _OF_TENSORS and len(node.args) == 2 and not node.kwargs and _number(node) is not None
+    """Whether an op takes two operands alone, a number and a tensor of any."""
+    if node.target not in _OF_TENSORS or len(node.args) != 2 or node.kwargs:
+        return False
+    others = [operand for operand in node.args if _value(operand) is None]
+    return len(others) == 1 and isinstance(others[0], Node) and isinstance(others[0].meta["val"], torch.Tensor)
 
 
 def _hide_number(graph: Graph, node: Node) -> None:
