@@ -34,7 +34,7 @@ def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> 
 
 @OPS.op(BARRIER, pad=elementwise_rules.elementwise)
 def barrier(x: jax.Array) -> jax.Array:
-    """Gives its operand; XLA removes the barrier before it fuses ops."""
+    """Gives its operand; XLA's CPU compiler removes the barrier before it fuses ops."""
     return lax.optimization_barrier(x)  # type: ignore[no-any-return]
 
 

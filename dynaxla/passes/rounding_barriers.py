@@ -115,11 +115,12 @@ def _value(operand: Any) -> float | None:
 
 
 def _has_hidable_number(node: Node) -> bool:
-    """Whether an op takes two operands alone, a number and a tensor of any."""
+    """Whether an op takes two operands alone, a number and a tensor whose dtype holds it."""
     if node.target not in _OF_TENSORS or len(node.args) != 2 or node.kwargs:
         return False
     others = [operand for operand in node.args if _value(operand) is None]
-    return len(others) == 1 and isinstance(others[0], Node) and isinstance(others[0].meta["val"], torch.Tensor)
+    is_tensor = len(others) == 1 and isinstance(others[0], Node) and isinstance(others[0].meta["val"], torch.Tensor)
+    return is_tensor and _is_wide(node)
 
 
 def _hide_number(graph: Graph, node: Node) -> None:

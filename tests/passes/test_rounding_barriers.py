@@ -64,3 +64,12 @@ def test_eagers_numbers(dtype: torch.dtype, dynamic: bool) -> None:
             torch.testing.assert_close(
                 made, expected, rtol=1e-5, atol=1e-37, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def test_numbers_beside_whole_numbers_keep_their_fractions() -> None:
+    def compute(x: Tensor) -> tuple[Tensor, ...]:
+        return (x / 2.5) * 3.5, (x + 1.5) - 0.5, (x * 0.1) * 0.1, (x + 0.0).signbit(), torch.zeros_like(x) + x / 0.3
+
+    x = torch.arange(-3, 4)
+    for made, expected in zip(torch.compile(compute, backend="dynaxla")(x), compute(x), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-6, atol=1e-7)
