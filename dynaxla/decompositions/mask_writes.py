@@ -1,7 +1,8 @@
-"""Gradients of writes by a mask, `x[mask] = values`.
+"""Writes by a mask, `x[mask] = values`, and their gradients.
 
-torch's derivative reads `grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the
-gradient uses the number of elements of the values, which is known, and the mask that maps them to positions.
+A value for each place that the mask chooses is written by `masked_scatter`, in their order. torch's derivative reads
+`grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the gradient uses the number of elements of
+the values, which is known, and the mask that maps them to positions.
 """
 
 from __future__ import annotations
@@ -52,6 +53,28 @@ def _read(grad: Tensor, mask: Tensor, place: int, size: torch.Size) -> Tensor:
     else:
         read = aten.masked_scatter_backward(first, chosen.expand(first.shape), [size[axis], *rest])
     return read.movedim(0, place).sum_to_size(size)
+
+
+def write_counted(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
+    """Decomposes `index_put` by a mask alone, with a value for each place that it chooses; other forms are left to the op."""
+    if [index.dtype in _MASKS for index in indices if index is not None] != [True]:
+        return NotImplemented
+    place, mask = _mask(indices)
+    front = tuple(range(mask.ndim))
+    first = x.movedim(tuple(range(place, place + mask.ndim)), front)
+    rest = first.shape[mask.ndim :]
+    axis = (
+        values.ndim - len(rest) + place - 1
+    )  # dim of the values that counts true elements of the mask, if they have it
+    if axis < 0 or (isinstance(values.shape[axis], int) and values.shape[axis] == 1):
+        return NotImplemented
+    rows = values.expand(*rest[:place], values.shape[axis], *rest[place:]).movedim(place, 0)
+    chosen = mask.reshape(*mask.shape, *[1] * len(rest)).expand(first.shape)
+    if accumulate:
+        written = first + torch.masked_scatter(torch.zeros_like(first), chosen, rows)
+    else:
+        written = torch.masked_scatter(first, chosen, rows)
+    return written.movedim(front, tuple(range(place, place + mask.ndim)))
 
 
 def _mask(indices: Indices) -> tuple[int, Tensor]:

@@ -174,7 +174,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
     return jnp.where(chosen, values.reshape(base.shape), base)
 
 
-@OPS.op(aten.masked_scatter_backward.default)
+@OPS.op(aten.masked_scatter_backward.default, pad=scattering_rules.masked_scatter_backward)
 def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequence[int]) -> jax.Array:
     """The elements of the gradient where `mask` is True, in order, followed by zeros."""
     grads, chosen = (x.reshape(-1) for x in jnp.broadcast_arrays(grad_output, mask.astype(bool)))

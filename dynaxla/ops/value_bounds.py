@@ -92,6 +92,20 @@ def _along_dim(given: Arguments, error: type[Exception] = IndexError, wraps: boo
         yield ValueBound(given["index"], -size if wraps else 0, size - 1, fault, error)
 
 
+def _of_writes(given: Arguments) -> Iterator[ValueBound]:
+    """A mask alone takes a value for each place that it chooses, where these are counted by a dim of the values."""
+    indices, values = given["indices"], given["values"]
+    (place, mask), *others = [(place, index) for place, index in enumerate(indices) if index is not None]
+    if others or mask.dtype not in (torch.bool, torch.uint8):
+        yield from _of_dims(given)
+        return
+    under = given["self"].dim() - place - mask.dim()  # dims behind those under the mask
+    count = values.shape[-under - 1] if values.dim() > under else 1
+    if not isinstance(count, int) or count != 1:
+        fault = "shape mismatch: the values are not as many as the places that the mask chooses"
+        yield ValueBound(mask, count, count, fault, RuntimeError, lambda mask: mask.bool().sum())
+
+
 def _of_dims(given: Arguments) -> Iterator[ValueBound]:
     indices = given["indices"]
     are_numbers = all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices)
@@ -232,7 +246,8 @@ _BOUNDS: Mapping[str, Bounds] = {
     "index_fill": _of_places_and_fillings,
     "masked_fill.Tensor": _of_fillings,
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), partial(_along_dim, error=RuntimeError)),
-    **dict.fromkeys(("index", "index_put", "_index_put_impl"), _of_dims),
+    "index": _of_dims,
+    **dict.fromkeys(("index_put", "_index_put_impl"), _of_writes),
     **dict.fromkeys(("take", "put"), _of_elements),
     "embedding": _of_rows,
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.alignment import align_values, move_elements
+from dynaxla.bucketing.argument_roles import BUCKET_SIZE, CONSTANT, LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.alignment import align_values, move_elements, size_of_dim
 from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front, resize_dim
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
 from dynaxla.bucketing.pad_rules.indexing import move_indexed_dims_to_front, wrap_negative_index
-from dynaxla.bucketing.pad_rules.views import wrapped_position
+from dynaxla.bucketing.pad_rules.views import gather_to, wrapped_position
 from dynaxla.bucketing.padded_value import (
     Dim,
     Factor,
@@ -143,11 +143,27 @@ def _put_where(
 @takes()
 def masked_scatter(call: RuleContext) -> PaddedValue:
     """The mask is False in padding; elements where it is True get the source's real elements in order."""
-    value, mask = align_values(call, [call["self"], call["mask"]])
+    value, chosen = _align_to_mask(call, call["self"])
+    return call.result(call.same(self=value, mask=chosen, source=flatten(call, call["source"])), chosen.dims)
+
+
+@takes(sizes=BUCKET_SIZE)
+def masked_scatter_backward(call: RuleContext) -> PaddedValue:
+    """The mask is False in padding; what it chooses is in front of the result, in order."""
+    grad, chosen = _align_to_mask(call, call["grad_output"])
+    row: Dim = tuple(factor for dim in call.build.dims(call.true_sizes) for factor in dim)
+    read = call.build.emit(aten.masked_scatter_backward.default, grad.node, chosen.node, [padded_size(row)])
+    front = PaddedValue(read, ((Factor(padded_size(row), size_of_dim(row)),),))
+    moved, dims = gather_to(call, front, call.true_sizes)
+    return call.result(call.build.emit(aten.view.default, moved.node, list(map(padded_size, dims))), dims)
+
+
+def _align_to_mask(call: RuleContext, value: PaddedValue) -> tuple[PaddedValue, PaddedValue]:
+    """The value, and the mask as wide as both, False in padding."""
+    value, mask = align_values(call, [value, call["mask"]])
     dims = broadcast([value.dims, mask.dims])
     wide = call.build.emit(aten.expand.default, mask.node, list(map(padded_size, dims)))
-    chosen = call.build.mask(PaddedValue(wide, dims), range(len(dims)), False)
-    return call.result(call.same(self=value, mask=chosen, source=flatten(call, call["source"])), dims)
+    return value, call.build.mask(PaddedValue(wide, dims), range(len(dims)), False)
 
 
 @takes(dim=LAYOUT, index=TRUE_SIZE)
