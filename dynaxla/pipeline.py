@@ -76,10 +76,18 @@ class Pipeline:
 
     def compile_calls(self, calls: CallGraph, spent: CompileTiming, *, fold: bool = False) -> Executable:
         """As `compile`, of a graph whose calls are listed, and which may be sharded over a mesh."""
-        executable = self._share(self._graph_key(calls), partial(self._compile, calls, spent, fold), calls, fold)
-        if self.dump.enabled:
-            self.dump.write("hlo", executable.hlo_text())
-        return executable
+        return self._share_dumped(self._graph_key(calls), partial(self._compile, calls, spent, fold), calls, fold)
+
+    def lower_first(self, calls: CallGraph, spent: CompileTiming) -> Executable | partial[Executable]:
+        """The executable of a graph if it is on disk; else lowers the graph, and gives what has XLA compile it, which raises
+        what `compile` does and needs no lock of tracing: another thread may call it."""
+        key = self._graph_key(calls)
+        found = self._load(key, False)
+        if found is not None:
+            return found
+        linked = self._lower_timed(calls, spent)
+        make = partial(self._compile_linked, linked, calls, spent, False)
+        return partial(self._share_dumped, key, make, calls, False)
 
     def key_of(self, graph: Graph) -> Key | None:
         """Returns the key of the graph's executable; None if its calls alone do not determine it."""
@@ -89,11 +97,20 @@ class Pipeline:
         """Loads the executable of a graph; None if it is not on disk, or its calls alone do not determine it."""
         return self._load(self.key_of(graph), fold)
 
+    def _share_dumped(self, key: Key | None, make: Make, calls: CallGraph, fold: bool) -> Executable:
+        executable = self._share(key, make, calls, fold)
+        if self.dump.enabled:
+            self.dump.write("hlo", executable.hlo_text())
+        return executable
+
     def _share(self, key: Key | None, make: Make, calls: CallGraph, fold: bool) -> Executable:
         find = partial(self._load, key, fold, calls.devices)
         return self.executables.share(key, find, make, self.options.compile_timeout_s)
 
     def _compile(self, calls: CallGraph, spent: CompileTiming, fold: bool, key: Key | None) -> Executable:
+        return self._compile_linked(self._lower_timed(calls, spent), calls, spent, fold, key)
+
+    def _lower_timed(self, calls: CallGraph, spent: CompileTiming) -> LinkedModule:
         self.executables.check_compilable()
         self.client.prepare()
         started = time.perf_counter()
@@ -101,6 +118,11 @@ class Pipeline:
         lowering_s = time.perf_counter() - started
         spent.lowering_s += lowering_s
         self.recorder.add(lowering_s=lowering_s)
+        return linked
+
+    def _compile_linked(
+        self, linked: LinkedModule, calls: CallGraph, spent: CompileTiming, fold: bool, key: Key | None
+    ) -> Executable:
         make = partial(self._finish, linked.module, calls, spent, fold)
         if key is not None or not self.executables.active:
             return make(key)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.device.call_queue import WaitingCall
 from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.lazy_buffer import LazyBuffer
 from dynaxla.device.storage import storage_of
@@ -150,10 +151,11 @@ class ValueChecks:
         if tensor.device.type == "cpu":
             return tensor
         memory = storage_of(tensor)
-        held = memory.held
-        if type(held) is LazyBuffer:
-            held = held.known
-        if held is None or not self._client.shares_host_memory or memory.spec.dtype is not tensor.dtype:
+        if not self._client.shares_host_memory or memory.spec.dtype is not tensor.dtype:
+            return None
+        if type(held := memory.held) is LazyBuffer:
+            held = memory.buffer if type(held.trace) is WaitingCall else held.known
+        if held is None:
             return None
         try:
             array = host_view(self._client, held)

@@ -130,7 +130,7 @@ class DeviceBinder(ArgumentBinder):
             ExecutionError: the run failed at once; what it had taken is lost, and reading it raises.
         """
         assert program.executable is not None
-        self._eager.fused.force()  # collected ops hold buffers that would be taken from them
+        self._eager.run_pending()  # pending ops hold buffers that would be taken from them
         repeated = len(set(map(id, buffers))) < len(buffers)
         owners = []
         for each in program.donated:

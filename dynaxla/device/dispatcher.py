@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dynaxla.device.argument_checks import ValueChecks, overlaps_operand
+from dynaxla.device.call_queue import CallQueue
 from dynaxla.device.cpu_fallback import CpuFallbackRunner
 from dynaxla.device.dynamic_op_calls import DynamicCall, DynamicOpRunner
 from dynaxla.device.dynamic_op_graphs import DynamicOpGraphs, ProgramConditions
@@ -34,7 +34,7 @@ from dynaxla.device.op_results import (
     wrap_output,
 )
 from dynaxla.device.padded_buffers import make_copies
-from dynaxla.device.scalar_arguments import CHECKED, eager_error_reason
+from dynaxla.device.scalar_arguments import CHECKED, ScalarBuffers, eager_error_reason
 from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarnings, split_sizes
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding
 from dynaxla.diagnostics import FallbackReason, ReasonId
@@ -43,7 +43,6 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.mesh_devices import MeshDevices
-from dynaxla.runtime.pjrt_clients import PjrtClient
 from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.frames import user_line
 from dynaxla.torch_api.overloads import OpOverload
@@ -56,26 +55,6 @@ logger = logging.getLogger("dynaxla")
 MOST_PROGRAMS = 4096
 """Programs of single ops that are kept. A small one takes some 0.1 MB of the host's memory; what is dropped is read back from
 the disk's cache, or compiled again."""
-MOST_VECTORS = 4096
-
-
-class ScalarBuffers:
-    """Buffers of plain numbers, which most calls have from the call before."""
-
-    def __init__(self, client: PjrtClient) -> None:
-        self._client = client
-        self._kept: dict[Any, Buffer] = {}
-
-    def buffer(self, dtype: torch.dtype, numbers: Sequence[float]) -> Buffer:
-        """A vector of these numbers."""
-        form = "d" if dtype.is_floating_point else "q"
-        key = dtype, struct.pack(f"{len(numbers)}{form}", *numbers)
-        found = self._kept.get(key)
-        if found is None:
-            if len(self._kept) >= MOST_VECTORS:
-                self._kept.clear()
-            found = self._kept[key] = upload(self._client, torch.tensor(numbers, dtype=dtype, device="cpu"))
-        return found
 
 
 class OpDispatcher:
@@ -107,6 +86,7 @@ class OpDispatcher:
         self.corners = make_copies(builder.client)
         self.layouts: Lyings = {}
         self.fused = LazyMode(builder, recorder)
+        self.queue = CallQueue(builder, self.corners.copy)
         self._programs: ProgramCache[Hashable, Any] = ProgramCache(MOST_PROGRAMS, recorder)
         self._traces: ProgramCache[Hashable, Any] = ProgramCache(MOST_PROGRAMS, recorder)
         self._varying = DynamicOpGraphs(builder.shared)
@@ -158,14 +138,25 @@ class OpDispatcher:
         if isinstance(program, TracedOp):
             given = self._given(program.outline, call, is_pending=True)
             results = self.fused.collect(program, given, call, made_by) if program.computes else []
+        elif (self.queue.calls or program.compiling is not None) and self.queue.must_wait(program):
+            given = self._given(program.outline, call, is_pending=True)
+            shared = [
+                argument for argument in program.outline.donated if self._is_shared(program.outline, argument, call)
+            ]
+            results = self.queue.add(program, given, shared)
         else:
             given = self._given(program.outline, call, is_pending=False)
             results = self._run(program, given, made_by)
         return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
-    def force(self) -> None:
-        """Runs what was collected, and raises the errors of values that the device found."""
+    def run_pending(self) -> None:
+        """Runs what was collected and what waits. What fails is raised where results are read."""
         self.fused.force()
+        self.queue.finish()
+
+    def force(self) -> None:
+        """Runs what is pending, and raises the errors of values that the device found."""
+        self.run_pending()
         self.checks.raise_failed()
 
     def _refused(self, call: OpInvocation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FallbackReason | None:
@@ -310,9 +301,13 @@ class OpDispatcher:
             buffers.extend([upload(self._client, seed)] * program.seeds)
         buffers.extend(upload(self._client, constant) for constant in program.constants)
         for argument in () if is_pending else program.donated:
-            if call.memories[program.takes[argument]].is_shared:
+            if self._is_shared(program, argument, call):
                 buffers[argument] = self.corners.copy(buffers[argument])
         return buffers
+
+    def _is_shared(self, program: OpProgramSignature, argument: int, call: OpInvocation) -> bool:
+        """Whether an argument that a program takes the memory of is in another memory, too."""
+        return call.memories[program.takes[argument]].is_shared
 
     def buffer_of(self, memory: DeviceStorage) -> Buffer:
         """The buffer of a memory; zeros where nothing was written yet."""

@@ -7,6 +7,7 @@ from typing import Protocol
 from dynaxla.errors import ExecutionError
 from dynaxla.mesh import Sharding
 from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.mesh_devices import MeshDevices
 
 
 class LazyOps(Protocol):
@@ -42,12 +43,18 @@ class LazyBuffer:
         self._buffer: Buffer | None = None
         self._error: ExecutionError | None = None
 
-    def settle(self, outcome: Buffer | ExecutionError) -> None:
-        """What the run gave."""
+    def settle(self, outcome: Buffer | ExecutionError, devices: MeshDevices | None) -> None:
+        """What the run gave.
+
+        Args:
+            devices: of the process, where it has several.
+        """
         if isinstance(outcome, ExecutionError):
             self._error = drop_traceback(outcome)
-        else:
+        elif devices is None or self.sharding is None:
             self._buffer = outcome
+        else:
+            self._buffer = devices.reshard(outcome, self.sharding)
         self.trace = None
 
     @property

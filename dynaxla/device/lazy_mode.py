@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.fx import GraphModule
-
 from dynaxla.device.lazy_buffer import LazyBuffer, drop_traceback
 from dynaxla.device.lazy_graph import (
     INPUT,
@@ -30,12 +27,9 @@ from dynaxla.device.op_call import OpInvocation
 from dynaxla.device.op_programs import OpProgramBuilder, TracedOp
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
-from dynaxla.mesh import Sharding
 from dynaxla.observe.recorder import Recorder
-from dynaxla.observe.usage import CrossedBytes
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer, Executable
-from dynaxla.runtime.transfers import download, upload_readonly
 
 logger = logging.getLogger("dynaxla")
 
@@ -135,12 +129,7 @@ class LazyMode:
         for (step, result), outcome in zip(program.gives, results, strict=True):
             pending = steps[step].results[result]()
             if pending is not None:
-                pending.settle(self._place(outcome, pending.sharding))
-
-    def _place(self, outcome: Any, wanted: Sharding | None) -> Any:
-        """A result, sharded as what was written in place is."""
-        is_placed = wanted is None or isinstance(outcome, ExecutionError)
-        return outcome if is_placed else self._builder.client.mesh_devices.reshard(outcome, wanted)
+                pending.settle(outcome, self._builder.client.mesh_devices)
 
     # Programs
 
@@ -190,20 +179,11 @@ class LazyMode:
             try:
                 if failed is not None:
                     raise failed
-                results = self._run_on_host(step.traced, given) if executable is None else executable.run(given)
+                results = self._builder.run_on_host(step.traced, given) if executable is None else executable.run(given)
             except ExecutionError as error:
                 results = [drop_traceback(error)] * len(step.results)
             made |= {(number, result): buffer for result, buffer in enumerate(results)}
         return [made[place] for place in program.gives]
-
-    def _run_on_host(self, traced: TracedOp, given: list[Buffer]) -> list[Any]:
-        client = self._builder.client
-        host = [download(client, buffer) for buffer in given]
-        with torch.no_grad():
-            results = GraphModule({}, traced.graph)(*host)
-        crossed = CrossedBytes(*(sum(tensor.nbytes for tensor in each) for each in (host, results)))
-        self._recorder.count_on_host(traced.known.name, crossed)
-        return [upload_readonly(client, result.contiguous()) for result in results]
 
 
 def _settled(given: Any) -> Any:

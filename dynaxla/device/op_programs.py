@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -14,21 +17,24 @@ from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import OpInvocation
 from dynaxla.device.trace_op import TensorWrite, TracedGraph, TraceInputs, Untraceable, trace_call
 from dynaxla.diagnostics import FallbackReason, ReasonId
-from dynaxla.errors import CompileError, LinkError, LoweringError
+from dynaxla.errors import CompileError, DynaxlaError, LinkError, LoweringError
 from dynaxla.graph_builder import GraphBuilder
 from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
+from dynaxla.observe.usage import CrossedBytes
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
 from dynaxla.partition.op_support import refusal
 from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes
 from dynaxla.passes.pass_order import FOR_ONE_CALL
+from dynaxla.pipeline import Pipeline
 from dynaxla.programs.donation import donated_arguments
 from dynaxla.programs.miss_policy import FunctionPolicy
-from dynaxla.programs.sharded_program import compile_for_devices
+from dynaxla.programs.sharded_program import compile_for_devices, lower_for_devices
 from dynaxla.programs.specialize import specialize
-from dynaxla.runtime.client import Executable
+from dynaxla.runtime.client import Buffer, Executable
 from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import download, upload_readonly
 from dynaxla.runtime_state import RuntimeState
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.fakes import drop_graph_sources
@@ -36,9 +42,13 @@ from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.tracing import enable_dispatch
 from dynaxla.types import OutputSource, StaticGraph, TensorSpec
 
+logger = logging.getLogger("dynaxla")
+
 T = TypeVar("T")
 Precision = Literal["highest", "high", "default"]
 PRECISIONS: Mapping[str, Precision] = {"highest": "highest", "high": "high", "medium": "default"}
+COMPILERS = 2
+"""Programs of single ops that XLA compiles at once, while Python goes on."""
 CAPTURED_AS = torch.device("cpu")
 """Graphs are captured of tensors like those of the host, on which the op table was tried."""
 
@@ -84,17 +94,39 @@ class OpProgramSignature:
     outputs: tuple[ProgramOutput, ...]
     donated: tuple[int, ...]
 
+    @property
+    def result_count(self) -> int:
+        """How many results the executable gives."""
+        return 1 + max((made.source.result for made in self.outputs if made.source.result is not None), default=-1)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class OpProgram:
-    """A call of a kind, compiled.
+    """A call of a kind, compiled or being compiled.
 
     Attributes:
-        executable: None where every output is an input.
+        executable: None where every output is an input, and as long as XLA compiles it.
+        compiling: None as soon as it is compiled.
     """
 
     executable: Executable | None
     outline: OpProgramSignature
+    compiling: Compiling | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `settle` would not wait."""
+        return self.compiling is None or self.compiling.executable.done()
+
+    def settle(self) -> Executable | None:
+        """Waits for the compiler; None if XLA refuses the program, and the call is the host's."""
+        compiling = self.compiling
+        if compiling is not None:
+            if compiling.executable.exception() is not None:
+                return None
+            self.executable = compiling.executable.result()
+            self.compiling = None
+        return self.executable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +151,17 @@ class TracedOp:
         return any(made.source.result is not None for made in self.outline.outputs)
 
 
+class Compiling(NamedTuple):
+    """A program that XLA compiles in another thread.
+
+    Attributes:
+        traced: the call, for the host, if XLA refuses it.
+    """
+
+    executable: Future[Executable]
+    traced: TracedOp
+
+
 @dataclass(frozen=True, slots=True)
 class CpuFallback:
     """A call of a kind that the device does not compute.
@@ -138,6 +181,9 @@ class OpProgramBuilder:
     options: Options
     target: Target
     client: PjrtClient
+    _compilers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(COMPILERS, thread_name_prefix="dynaxla-ops")
+    )
 
     def build(self, call: OpInvocation) -> OpProgram | CpuFallback:
         """The program of a call, or why it has none.
@@ -160,9 +206,7 @@ class OpProgramBuilder:
         Raises:
             LoweringError, LinkError, CompileError: it has none.
         """
-        builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
-        pipeline = builder.pipeline(traced.table, self._setting(), self._dump())
-        return compile_for_devices(pipeline, graph, CompileTiming())
+        return compile_for_devices(self._pipeline(traced, what), graph, CompileTiming())
 
     def _or_on_host(self, known: FunctionalForm, make: Callable[[], T]) -> T | CpuFallback:
         try:
@@ -171,19 +215,41 @@ class OpProgramBuilder:
         except Untraceable as error:
             return CpuFallback(_reason(known, ReasonId.UNSUPPORTED_CALL, str(error)))
         except (LoweringError, LinkError, CompileError) as error:
-            return CpuFallback(_reason(known, ReasonId.COMPILE_FAILED, f"{error.id} {error.explanation}"))
+            return CpuFallback(_reason(known, ReasonId.COMPILE_FAILED, _explain(error)))
         except Exception as error:  # the border of a call, see partition/error_boundary.py
-            return CpuFallback(
-                _reason(known, ReasonId.NO_LOWERING, f"{type(error).__name__}: {error}".partition("\n")[0])
-            )
+            return CpuFallback(_reason(known, ReasonId.NO_LOWERING, _explain(error)))
+
+    def run_on_host(self, traced: TracedOp, given: Sequence[Buffer]) -> list[Buffer]:
+        """What eager PyTorch gives of what a call's program takes, counted."""
+        host = [download(self.client, buffer) for buffer in given]
+        with torch.no_grad():
+            results = GraphModule({}, traced.graph)(*host)
+        crossed = CrossedBytes(*(sum(tensor.nbytes for tensor in each) for each in (host, results)))
+        self.shared.recorder.count_on_host(traced.known.name, crossed)
+        return [upload_readonly(self.client, result.contiguous()) for result in results]
 
     def _built(self, call: OpInvocation) -> OpProgram | CpuFallback:
         traced = self._traced(call)
         if isinstance(traced, CpuFallback):
             return traced
-        what = str(traced.outline.results)
-        executable = self.compile(traced.graph, traced, what) if traced.computes else None
-        return OpProgram(executable, traced.outline)
+        if not traced.computes:
+            return OpProgram(None, traced.outline)
+        made = lower_for_devices(self._pipeline(traced, str(traced.outline.results)), traced.graph)
+        if not isinstance(made, partial):
+            return OpProgram(made, traced.outline)
+        try:
+            compiling = self._compilers.submit(made)
+        except RuntimeError:  # Python ends, and starts no thread any more
+            return OpProgram(made(), traced.outline)
+        compiling.add_done_callback(partial(self._tell_refusal, traced.known))
+        return OpProgram(None, traced.outline, Compiling(compiling, traced))
+
+    def _tell_refusal(self, known: FunctionalForm, compiled: Future[Executable]) -> None:
+        error = compiled.exception()
+        if error is not None:
+            reason = _reason(known, ReasonId.COMPILE_FAILED, _explain(error))
+            self.shared.recorder.note(fallbacks=str(reason))
+            logger.warning("runs on the host: %s", reason)
 
     def _traced(self, call: OpInvocation) -> TracedOp | CpuFallback:
         if any(tensor.dim() > MOST_DIMS for tensor in call.tensors):
@@ -193,6 +259,10 @@ class OpProgramBuilder:
             graph = self._passed(captured.module)
             refused = self._refused(graph)
             return CpuFallback(refused) if refused is not None else self._specialized(call.known, captured, graph)
+
+    def _pipeline(self, traced: TracedOp, what: str) -> Pipeline:
+        builder = self._graph_builder(what, replace(self.options, matmul_precision=traced.precision))
+        return builder.pipeline(traced.table, self._setting(), self._dump())
 
     def _setting(self) -> PassContext:
         return PassContext(self.target, CAPTURED_AS, self.options, self.shared.region_numbers)
@@ -255,6 +325,12 @@ def _made(node: Node, source: OutputSource) -> ProgramOutput:
     torch_layout = sorted(range(len(order)), key=order.__getitem__)
     array = replace(tensor, shape=tuple(tensor.shape[dim] for dim in torch_layout))
     return ProgramOutput(source, array, tensor, tuple(value.stride()))
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, DynaxlaError):
+        return f"{error.id} {error.explanation}"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _reason(known: FunctionalForm, id: ReasonId, detail: str) -> FallbackReason:

@@ -7,6 +7,7 @@ tensors. All other numbers are part of the program.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -16,8 +17,14 @@ from torch import Tensor
 
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.ops.eager_errors import overflows, reason_not_scalable
+from dynaxla.runtime.client import Buffer
+from dynaxla.runtime.pjrt_clients import PjrtClient
+from dynaxla.runtime.transfers import upload
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
+
+MOST_VECTORS = 4096
+"""Buffers of plain numbers that are kept."""
 
 aten = torch.ops.aten
 FILLS = (
@@ -194,3 +201,22 @@ def _addcdiv(x: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Any:
 def _lerp(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
     x, end = _wide(x), _wide(end)
     return torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+
+
+class ScalarBuffers:
+    """Buffers of plain numbers, which most calls have from the call before."""
+
+    def __init__(self, client: PjrtClient) -> None:
+        self._client = client
+        self._kept: dict[Any, Buffer] = {}
+
+    def buffer(self, dtype: torch.dtype, numbers: Sequence[float]) -> Buffer:
+        """A vector of these numbers."""
+        form = "d" if dtype.is_floating_point else "q"
+        key = dtype, struct.pack(f"{len(numbers)}{form}", *numbers)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= MOST_VECTORS:
+                self._kept.clear()
+            found = self._kept[key] = upload(self._client, torch.tensor(numbers, dtype=dtype, device="cpu"))
+        return found

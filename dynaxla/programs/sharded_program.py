@@ -314,6 +314,27 @@ def compile_for_devices(
     return ShardedProgram(pipeline, devices, lambda: calls, fold, plain, kept)
 
 
+def lower_for_devices(pipeline: Pipeline, graph: Graph) -> Executable | partial[Executable]:
+    """As `compile_for_devices`, but where XLA needs no more than the graph, it is left to the caller, as by
+    `Pipeline.lower_first`."""
+    devices = pipeline.client.mesh_devices
+    if pipeline.client.peers is not None or (devices is not None and devices.in_use):
+        return compile_for_devices(pipeline, graph, CompileTiming())
+    calls = pipeline.list_calls(graph)
+    made = pipeline.lower_first(calls, CompileTiming())
+    if devices is None:
+        return made
+    finish = partial(_finish_shardable, pipeline, devices, calls, made)
+    return finish if isinstance(made, partial) else finish()
+
+
+def _finish_shardable(
+    pipeline: Pipeline, devices: MeshDevices, calls: CallGraph, made: Executable | partial[Executable]
+) -> Executable:
+    plain = made() if isinstance(made, partial) else made
+    return ShardedProgram(pipeline, devices, lambda: calls, False, plain)
+
+
 def make_shardable(
     pipeline: Pipeline,
     plain: Executable,
