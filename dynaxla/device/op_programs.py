@@ -234,22 +234,27 @@ class OpProgramBuilder:
             return traced
         if not traced.computes:
             return OpProgram(None, traced.outline)
-        made = lower_for_devices(self._pipeline(traced, str(traced.outline.results)), traced.graph)
+        what = str(traced.outline.results)
+        if self.client.peers is not None:  # processes compile in the same order
+            return OpProgram(self.compile(traced.graph, traced, what), traced.outline)
+        made = lower_for_devices(self._pipeline(traced, what), traced.graph)
         if not isinstance(made, partial):
             return OpProgram(made, traced.outline)
         try:
-            compiling = self._compilers.submit(made)
+            compiling = self._compilers.submit(self._compile_noted, made, traced.known)
         except RuntimeError:  # Python ends, and starts no thread any more
             return OpProgram(made(), traced.outline)
-        compiling.add_done_callback(partial(self._tell_refusal, traced.known))
+        self.shared.recorder.wait_before_reading(compiling)
         return OpProgram(None, traced.outline, Compiling(compiling, traced))
 
-    def _tell_refusal(self, known: FunctionalForm, compiled: Future[Executable]) -> None:
-        error = compiled.exception()
-        if error is not None:
+    def _compile_noted(self, make: Callable[[], Executable], known: FunctionalForm) -> Executable:
+        try:
+            return make()
+        except Exception as error:  # the border of a call, see partition/error_boundary.py
             reason = _reason(known, ReasonId.COMPILE_FAILED, _explain(error))
             self.shared.recorder.note(fallbacks=str(reason))
             logger.warning("runs on the host: %s", reason)
+            raise
 
     def _traced(self, call: OpInvocation) -> TracedOp | CpuFallback:
         if any(tensor.dim() > MOST_DIMS for tensor in call.tensors):

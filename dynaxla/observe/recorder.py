@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from dynaxla.isolation.forking import new_lock
+from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.observe.graph_breaks import CaptureRecord
 from dynaxla.observe.usage import CacheUse, CallCounter, CrossedBytes, PartCalls, StageUse
 
@@ -117,7 +119,7 @@ class Metrics:
         return self.compiles + self.loads
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Recorder:
     """Counts events. It is called once per compile, per graph and per call that misses; calls that hit are counted only in
     parts that compile in the background, by one integer."""
@@ -130,6 +132,19 @@ class Recorder:
     _host_bytes: dict[str, CrossedBytes] = field(default_factory=dict)
     _cache: dict[str, CacheUse] = field(default_factory=dict)
     _calls: list[CallCounter] = field(default_factory=list)
+    _under_way: set[Future[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        notify_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The threads that count what is under way are the parent's."""
+        self._under_way = set()
+
+    def wait_before_reading(self, work: Future[Any]) -> None:
+        """Has `snapshot` wait for work in another thread that counts what it does: its counts are those of the calls made."""
+        self._under_way.add(work)
+        work.add_done_callback(self._under_way.discard)
 
     def add(self, **amounts: float) -> None:
         """Adds the amounts to the counters of these names."""
@@ -171,6 +186,8 @@ class Recorder:
         return counter
 
     def snapshot(self) -> Metrics:
+        """The counts, when what is under way has been counted."""
+        wait(tuple(self._under_way))
         parts = tuple(counter.snapshot() for counter in self._calls)
         cache = dict(self._cache)
         if hits := sum(part.hits for part in parts):

@@ -315,10 +315,10 @@ def compile_for_devices(
 
 
 def lower_for_devices(pipeline: Pipeline, graph: Graph) -> Executable | partial[Executable]:
-    """As `compile_for_devices`, but where XLA needs no more than the graph, it is left to the caller, as by
-    `Pipeline.lower_first`."""
+    """As `compile_for_devices`, of a process that is alone; XLA's part is left to the caller, as by `Pipeline.lower_first`,
+    unless a mesh was made."""
     devices = pipeline.client.mesh_devices
-    if pipeline.client.peers is not None or (devices is not None and devices.in_use):
+    if devices is not None and devices.in_use:
         return compile_for_devices(pipeline, graph, CompileTiming())
     calls = pipeline.list_calls(graph)
     made = pipeline.lower_first(calls, CompileTiming())

@@ -52,9 +52,6 @@ class Client(Protocol):
     mesh_devices: Any
     """`mesh_devices.MeshDevices`, by which its programs are sharded; None where that cannot be."""
 
-    peers: Any
-    """`process_set`'s processes that its programs run with; None where it is alone."""
-
     def prepare(self) -> None:
         """Announces that a module will be compiled soon, so that a compiler that starts slowly can be started."""
         ...

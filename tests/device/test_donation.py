@@ -352,7 +352,7 @@ def test_a_lost_buffer_is_told() -> None:
     with pytest.raises(ExecutionError, match=r"failed on the device"):
         x.cpu()
     with pytest.raises(ExecutionError):
-        x + 1
+        (x + 1).cpu()
     with pytest.raises(ExecutionError):
         compiled(lambda x: x + 1)(x)
 

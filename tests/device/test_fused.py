@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import dynaxla
 from dynaxla.device import op_programs
 from dynaxla.device.lazy_buffer import LazyBuffer
+from dynaxla.device.lazy_graph import LazyTrace
 from dynaxla.device.registration import device_in_use
 from dynaxla.device.storage import storage_of
 from dynaxla.errors import CompileError, ExecutionError, OptionError
@@ -39,7 +40,7 @@ def _fused(device: torch.device) -> Iterator[None]:
 
 def is_pending(x: Tensor) -> bool:
     held: Any = storage_of(x).held
-    return isinstance(held, LazyBuffer) and held.trace is not None
+    return isinstance(held, LazyBuffer) and isinstance(held.trace, LazyTrace)
 
 
 def _op(x: Tensor, other: Tensor, rng: random.Random) -> Tensor:
