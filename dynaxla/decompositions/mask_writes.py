@@ -47,7 +47,7 @@ def _read(grad: Tensor, mask: Tensor, place: int, size: torch.Size) -> Tensor:
     first = grad.movedim(tuple(range(place, place + mask.ndim)), tuple(range(mask.ndim)))
     rest = first.shape[mask.ndim :]  # the dims before and after the mask's
     chosen = mask.reshape(*mask.shape, *[1] * len(rest))
-    axis = len(size) - len(rest) + place - 1  # dim of the values that counts true elements of the mask, if they have it
+    axis = _counting_dim(size, len(rest) - place)
     if axis < 0 or size[axis] == 1:
         read = torch.where(chosen, first, 0).sum(tuple(range(mask.ndim))).unsqueeze(0)
     else:
@@ -63,18 +63,21 @@ def write_counted(x: Tensor, indices: Indices, values: Tensor, accumulate: bool 
     front = tuple(range(mask.ndim))
     first = x.movedim(tuple(range(place, place + mask.ndim)), front)
     rest = first.shape[mask.ndim :]
-    axis = (
-        values.ndim - len(rest) + place - 1
-    )  # dim of the values that counts true elements of the mask, if they have it
+    axis = _counting_dim(values.shape, len(rest) - place)
     if axis < 0 or (isinstance(values.shape[axis], int) and values.shape[axis] == 1):
         return NotImplemented
     rows = values.expand(*rest[:place], values.shape[axis], *rest[place:]).movedim(place, 0)
-    chosen = mask.reshape(*mask.shape, *[1] * len(rest)).expand(first.shape)
+    chosen = mask.reshape(*mask.shape, *[1] * len(rest))
+    written = torch.masked_scatter(first, chosen.expand(first.shape), rows)
     if accumulate:
-        written = first + torch.masked_scatter(torch.zeros_like(first), chosen, rows)
-    else:
-        written = torch.masked_scatter(first, chosen, rows)
+        written = first + written
+    written = torch.where(~chosen, first, written)  # in x's order of dims, as eager's; the one before is row-major
     return written.movedim(front, tuple(range(place, place + mask.ndim)))
+
+
+def _counting_dim(size: torch.Size, behind: int) -> int:
+    """The dim of values that counts true elements of a mask, with so many dims behind the mask's; negative: there is none."""
+    return len(size) - behind - 1
 
 
 def _mask(indices: Indices) -> tuple[int, Tensor]:

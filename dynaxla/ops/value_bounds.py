@@ -95,10 +95,11 @@ def _along_dim(given: Arguments, error: type[Exception] = IndexError, wraps: boo
 def _of_writes(given: Arguments) -> Iterator[ValueBound]:
     """A mask alone takes a value for each place that it chooses, where these are counted by a dim of the values."""
     indices, values = given["indices"], given["values"]
-    (place, mask), *others = [(place, index) for place, index in enumerate(indices) if index is not None]
-    if others or mask.dtype not in (torch.bool, torch.uint8):
+    placed = [(place, index) for place, index in enumerate(indices) if index is not None]
+    if [index.dtype in (torch.bool, torch.uint8) for _, index in placed] != [True]:
         yield from _of_dims(given)
         return
+    place, mask = placed[0]
     under = given["self"].dim() - place - mask.dim()  # dims behind those under the mask
     count = values.shape[-under - 1] if values.dim() > under else 1
     if not isinstance(count, int) or count != 1:

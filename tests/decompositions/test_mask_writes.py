@@ -121,6 +121,27 @@ def test_more_or_fewer_values_than_places_are_an_error(count: int, differentiabl
         torch.compile(_written, backend="dynaxla")(x, values, ROWS)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_memory_and_zeros_are_eagers(dtype: torch.dtype, accumulate: bool, dynamic: bool) -> None:
+    columns = ROWS[:4]
+
+    def put(x: Tensor, values: Tensor) -> list[Tensor]:
+        found = torch.ops.aten.index_put(x, [None, columns], values, accumulate)
+        assigned = x.t().clone()
+        assigned[columns] = values.t()
+        return [found, assigned]
+
+    values = torch.randn(5, 2).to(dtype)
+    compiled = torch.compile(put, backend="dynaxla", dynamic=dynamic)
+    for x in (torch.full((5, 4), -0.0), torch.randn(4, 5).t(), torch.randn(5, 8)[:, ::2]):
+        for mine, its in zip(compiled(x.to(dtype), values), put(x.to(dtype), values), strict=True):
+            assert_close(mine, its)
+            assert mine.stride() == its.stride()
+            assert torch.equal(mine.signbit(), its.signbit())
+
+
 def _gated(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     y = x * 2
     y[mask] *= scale
