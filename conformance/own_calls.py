@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dynaxla.custom_ops import internal
-from dynaxla.custom_ops.barrier import BARRIER
+from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, UNSHARD
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -53,6 +53,7 @@ def _barrier(draw: Draw) -> Iterator[Arguments]:
     for sizes in ((), (3,), (2, 0), (2, 3)):
         yield (draw(*sizes),)
     yield (_with(draw(2, 3), math.nan),)
+    yield (_with(draw(1), math.nan),)
 
 
 def _contract_rows(draw: Draw) -> Iterator[Arguments]:
@@ -123,7 +124,7 @@ def _with(tensor: Tensor, value: float) -> Tensor:
 _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     CONSTRAIN: _annotated("data;"),
     UNSHARD: _annotated("data"),
-    BARRIER: _barrier,
+    **dict.fromkeys((BARRIER, MATERIALIZE), _barrier),
     internal.LINEAR: _linear,
     internal.CONTRACT_ROWS: _contract_rows,
     internal.KERNEL: _kernel,

@@ -1,4 +1,4 @@
-"""The operator that no compiler looks through."""
+"""The operators that no compiler looks through."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ def _(x: Tensor) -> Tensor:
 
 
 BARRIER = torch.ops.dynaxla.barrier.default
+
+
+@torch.library.custom_op("dynaxla::materialize", mutates_args=())
+def materialize(x: Tensor) -> Tensor:
+    """A copy of a tensor, whose elements are computed once for all that read it."""
+    return x.clone()
+
+
+@materialize.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+MATERIALIZE = torch.ops.dynaxla.materialize.default

@@ -9,7 +9,7 @@ from jax import lax
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.custom_ops.barrier import BARRIER
+from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decompose
@@ -36,6 +36,17 @@ def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> 
 def barrier(x: jax.Array) -> jax.Array:
     """Gives its operand; XLA's CPU compiler removes the barrier before it fuses ops."""
     return lax.optimization_barrier(x)  # type: ignore[no-any-return]
+
+
+@OPS.op(MATERIALIZE, pad=elementwise_rules.elementwise)
+def materialize(x: jax.Array) -> jax.Array:
+    """Gives its operand through a loop, for which it needs memory. The loop does not run, or negates twice where the first
+    element is NaN: no compiler can tell."""
+    if x.size == 0:
+        return x
+    first = x.reshape(-1)[0]
+    turns = jnp.where(first != first, 2, 0)
+    return lax.while_loop(lambda state: state[0] < turns, lambda state: (state[0] + 1, -state[1]), (0, x))[1]
 
 
 @OPS.op(CONSTRAIN, pad=elementwise_rules.elementwise)

@@ -11,6 +11,7 @@ from dynaxla.passes import (
     filled_memory,
     grouped_query_attention,
     rounding_barriers,
+    selected_values,
     strided_views,
     transposed_matmul,
     unmerged_linear,
@@ -27,5 +28,6 @@ REWRITES = (
     channels_last_values.PASS,
     canonical_ops.PASS,
     rounding_barriers.PASS,
+    selected_values.PASS,
     dead_code_elimination.PASS,
 )
