@@ -53,7 +53,6 @@ def _barrier(draw: Draw) -> Iterator[Arguments]:
     for sizes in ((), (3,), (2, 0), (2, 3)):
         yield (draw(*sizes),)
     yield (_with(draw(2, 3), math.nan),)
-    yield (_with(draw(1), math.nan),)
 
 
 def _contract_rows(draw: Draw) -> Iterator[Arguments]:

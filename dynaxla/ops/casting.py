@@ -38,7 +38,7 @@ def barrier(x: jax.Array) -> jax.Array:
     return lax.optimization_barrier(x)  # type: ignore[no-any-return]
 
 
-@OPS.op(MATERIALIZE, pad=elementwise_rules.elementwise)
+@OPS.op(MATERIALIZE, pad=elementwise_rules.elementwise, dtypes=FLOATS, on_tpu=barrier)
 def materialize(x: jax.Array) -> jax.Array:
     """Gives its operand through a loop, for which it needs memory. The loop does not run, or negates twice where the first
     element is NaN: no compiler can tell."""
