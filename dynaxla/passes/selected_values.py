@@ -28,10 +28,13 @@ _SELECTIONS = (
     *(aten.gather.default, aten.index.Tensor, aten.index_select.default),
 )
 _FROM_FIRST = (
-    *(aten.clone.default, aten.flip.default, aten.roll.default, aten.repeat.default, aten.copy.default),
+    *(aten.clone.default, aten.flip.default, aten.roll.default, aten.repeat.default),
     *(aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.constant_pad_nd.default),
 )
-_FROM_ANY = (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.maximum.default, aten.minimum.default)
+_FROM_LAST = (
+    *(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.maximum.default, aten.minimum.default),
+    aten.copy.default,
+)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -49,9 +52,8 @@ def keep_selected(graph: Graph) -> None:
 def _compared(comparison: Node, order: dict[Node, int]) -> Node | None:
     """The latest computed value that both operands of a comparison are elements of, one of them by a selection."""
     left, right = (_origins(operand) for operand in comparison.args[:2])
-    common = [node for node in left.keys() & right.keys() if left[node] or right[node]]
-    latest = max(common, key=order.__getitem__, default=None)
-    if latest is None or latest.op != "call_function" or not _is_float(latest):
+    latest = max(left.keys() & right.keys(), key=order.__getitem__, default=None)
+    if latest is None or not (left[latest] or right[latest]) or latest.op != "call_function" or not _is_float(latest):
         return None
     return latest if any(node.op == "call_function" and not _elements_of(node) for node in _origins(latest)) else None
 
@@ -73,7 +75,7 @@ def _elements_of(node: Node) -> Sequence[Node]:
     if node.op != "call_function":
         return ()
     operands: Sequence[object] = ()
-    if node.target in _FROM_ANY:
+    if node.target in _FROM_LAST:
         operands = node.args[-2:]
     elif node.target in _SELECTIONS or node.target in _FROM_FIRST or node.target is operator.getitem or is_view(node):
         operands = node.args[:1]

@@ -84,7 +84,12 @@ def test_others_get_no_memory() -> None:
         z = x * y
         return z >= z.topk(2).values[..., -1:]
 
+    def within(x: Tensor, y: Tensor) -> Tensor:
+        largest = (x * y).topk(3).values
+        return largest >= largest[..., -1:]
+
     assert _stored(shared, x, y) == 1
+    assert _stored(within, x, y) == 0
     assert _stored(lambda x, y: x >= x.topk(2).values[..., -1:], x, y) == 0  # an input has memory
     assert _stored(lambda x, y: x * y >= y.topk(2).values[..., -1:], x, y) == 0
     assert _stored(lambda x, y: (x * y).softmax(-1), x, y) == 0
