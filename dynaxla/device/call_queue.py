@@ -116,7 +116,5 @@ class CallQueue:
         assert program.compiling is not None
         try:
             return self._builder.run_on_host(program.compiling.traced, given)
-        except (
-            Exception
-        ) as error:  # the border of a call, see partition/error_boundary.py: eager's own errors come late here
+        except Exception as error:  # the border of a call, see partition/error_boundary.py
             raise ExecutionError(f"{type(error).__name__}: {error}") from error
