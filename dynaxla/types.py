@@ -122,8 +122,8 @@ class OutputSource:
         result: index of the executable's result. `order` then permutes the result to torch's strides.
         argument: index of the part's argument that is returned unchanged.
         value: a Python value known at compile time (a size, None).
-        torch_layout: torch's sizes and strides, if a row-major result cannot have them: they leave gaps, or repeat elements; or
-            if the result is empty, so that torch may resize it.
+        torch_layout: torch's sizes and strides, if a permuted row-major result cannot have them: they leave gaps, repeat
+            elements, or are others in dims of one element; or if the result is empty, so that torch may resize it.
     """
 
     result: int | None = None
@@ -135,11 +135,11 @@ class OutputSource:
     def output(self, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
         """Returns the output, given the executable's results and the part's arguments."""
         if self.result is not None:
-            tensor = tensors[self.result]
+            tensor = tensors[self.result] if self.order is None else tensors[self.result].permute(self.order)
             if self.torch_layout is not None:
                 return restride(tensor, *self.torch_layout)
             # `.data`, so that it is no view: autograd forbids writes to a view that was made in no-grad mode.
-            return tensor if self.order is None else tensor.permute(self.order).data
+            return tensor if self.order is None else tensor.data
         return self.value if self.argument is None else args[self.argument]
 
 

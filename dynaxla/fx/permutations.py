@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+
+from dynaxla.types import row_major_strides
+
+Order: TypeAlias = tuple[int, ...]
+"""A permutation of dims."""
 
 
 def find_row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -14,6 +20,19 @@ def find_row_major_order(value: torch.Tensor) -> tuple[int, ...] | None:
     strides = value.stride()
     order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
     return order if value.permute(order).is_contiguous() else None
+
+
+def find_result_order(value: torch.Tensor) -> tuple[Order | None, bool]:
+    """Returns the permutation that makes a tensor row-major, None as in `find_row_major_order`, and whether a row-major tensor
+    that is permuted back has all of the tensor's strides, those of dims of one element, too.
+    """
+    strides, as_it_is = value.stride(), tuple(range(value.dim()))
+    order = find_row_major_order(value)
+    inner_ones = tuple(sorted(as_it_is, key=lambda d: (-strides[d], value.shape[d] == 1, d)))
+    for each in (order or as_it_is, inner_ones):
+        if tuple(strides[d] for d in each) == row_major_strides([value.shape[d] for d in each]):
+            return (None if each == as_it_is else each), True
+    return order, False
 
 
 def is_dense(value: torch.Tensor) -> bool:

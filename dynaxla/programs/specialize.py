@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from dynaxla.bucketing.size_expressions import Size, evaluate, is_fixed, size_of
-from dynaxla.fx.permutations import find_row_major_order, invert_permutation, is_dense
+from dynaxla.fx.permutations import Order, find_result_order, find_row_major_order, invert_permutation
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 from dynaxla.torch_api.meta_kernels import run_meta_kernel
 from dynaxla.types import ORIGIN, SOURCE, OutputSource, StaticGraph
@@ -96,7 +96,7 @@ class _Specializer:
 
     def _outputs(self, returned: Any) -> tuple[OutputSource, ...]:
         placeholders = {node: i for i, node in enumerate(n for n in self._source.nodes if n.op == "placeholder")}
-        results: dict[Node, int] = {}
+        results: dict[tuple[Node, Order | None], int] = {}
         produced: list[Node] = []
         sources = []
         for place, item in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
@@ -141,17 +141,24 @@ class _Specializer:
         return {size: number for size, number in pairs if isinstance(size, sympy.Symbol)}
 
     def _result(
-        self, value: Node, fake: torch.Tensor, is_strided: bool, results: dict[Node, int], produced: list[Node]
+        self,
+        value: Node,
+        fake: torch.Tensor,
+        is_strided: bool,
+        results: dict[tuple[Node, Order | None], int],
+        produced: list[Node],
     ) -> OutputSource:
-        order = find_row_major_order(fake)
-        is_copied = (is_strided and not is_dense(fake)) or fake.numel() == 0  # torch may resize what is empty, for out=
+        order, is_exact = find_result_order(fake) if is_strided and fake.numel() else (find_row_major_order(fake), True)
+        is_copied = not is_exact or fake.numel() == 0  # torch may resize what is empty, for out=
         torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_copied else None
         made = value if torch_layout is None else self._once_each(value)
-        if made not in results:
-            results[made] = len(produced)
+        if (made, order) not in results:
+            results[made, order] = len(produced)
             produced.append(made if order is None else self._permute(made, order))
         return OutputSource(
-            result=results[made], order=None if order is None else invert_permutation(order), torch_layout=torch_layout
+            result=results[made, order],
+            order=None if order is None else invert_permutation(order),
+            torch_layout=torch_layout,
         )
 
     def _permute(self, value: Node, order: tuple[int, ...]) -> Node:

@@ -96,3 +96,29 @@ def test_a_write_after_a_break_is_seen_in_the_views() -> None:
 
     x = torch.randn(3, 4)
     assert_close(torch.compile(model, backend="dynaxla")(x), model(x))
+
+
+ONES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "transposed": lambda x: (x + x).transpose(1, 2),
+    "transposed twice": lambda x: ((x.sin()).transpose(1, 2), x.cos().permute(1, 2, 0)),
+    "expanded": lambda x: (x + x).expand(-1, 3, -1)[:, :1],
+    "a part of a result": lambda x: (x + x)[:, :, :1].transpose(0, 1),
+    "summed": lambda x: x.mT.sum(1, keepdim=True),
+    "and it as it is": lambda x: (lambda y: (y, y.transpose(1, 2)))(x + x),
+    "with a gradient": lambda x: torch.autograd.grad((x * x).sum(), x)[0].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ONES)
+def test_dims_of_one_element_have_eagers_strides(name: str, dynamic: bool) -> None:
+    compiled = torch.compile(ONES[name], backend="dynaxla", dynamic=dynamic)
+    for rows in (2, 3):
+        x = torch.randn(rows, 1, 5, requires_grad=name == "with a gradient")
+        for actual, expected in zip(_all(compiled(x)), _all(ONES[name](x)), strict=True):
+            assert (actual.shape, actual.stride()) == (expected.shape, expected.stride())
+            assert_close(actual.detach(), expected.detach())
+
+
+def _all(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
