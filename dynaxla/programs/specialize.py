@@ -19,6 +19,7 @@ from dynaxla.bucketing.size_expressions import Size, evaluate, is_fixed, size_of
 from dynaxla.fx.permutations import Order, find_result_order, find_row_major_order, invert_permutation
 from dynaxla.torch_api.fakes import FakeTensor, FakeTensorMode, mode_of
 from dynaxla.torch_api.meta_kernels import run_meta_kernel
+from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import ORIGIN, SOURCE, OutputSource, StaticGraph
 
 aten = torch.ops.aten
@@ -148,7 +149,8 @@ class _Specializer:
         results: dict[tuple[Node, Order | None], int],
         produced: list[Node],
     ) -> OutputSource:
-        order, is_exact = find_result_order(fake) if is_strided and fake.numel() else (find_row_major_order(fake), True)
+        is_asked = is_strided and fake.numel() and not _is_row_major_in_eager(value)
+        order, is_exact = find_result_order(fake) if is_asked else (find_row_major_order(fake), True)
         is_copied = not is_exact or fake.numel() == 0  # torch may resize what is empty, for out=
         torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_copied else None
         made = value if torch_layout is None else self._once_each(value)
@@ -178,6 +180,25 @@ def _numbers(value: Any, argument: Any) -> list[tuple[Size, int]]:
         return [(size_of(value), argument)]
     numbers, theirs = (*value.shape, *value.stride()), (*argument.shape, *argument.stride())
     return [(size_of(number), its) for number, its in zip(numbers, theirs, strict=True)]
+
+
+def _is_row_major_in_eager(node: Node) -> bool:
+    """Whether eager's loop over elements makes a row-major result, as all operands have one shape and count as row-major.
+
+    Torch's fake kernels give it the operands' strides in dims of one element. A number in a tensor's place has no dims, and
+    copies keep their operand's strides.
+    """
+    op = node.target
+    if not isinstance(op, OpOverload) or torch.Tag.pointwise not in op.tags:
+        return False
+    if any(parameter.name == "memory_format" for parameter in parameters(op)):
+        return False
+    tensors = [
+        given for given, parameter in zip(node.args, parameters(op), strict=False) if str(parameter.type) == "Tensor"
+    ]
+    values = [given.meta["val"] if isinstance(given, Node) else given for given in tensors]
+    shape = node.meta["val"].shape
+    return all(isinstance(x, torch.Tensor) and x.shape == shape and x.is_contiguous() for x in values)
 
 
 def _source(node: Node) -> dict[str, Any]:

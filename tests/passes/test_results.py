@@ -105,6 +105,8 @@ ONES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a part of a result": lambda x: (x + x)[:, :, :1].transpose(0, 1),
     "summed": lambda x: x.mT.sum(1, keepdim=True),
     "and it as it is": lambda x: (lambda y: (y, y.transpose(1, 2)))(x + x),
+    "positive": lambda x: x.new_ones(x.shape[0], 1, 4, 4).to(memory_format=torch.channels_last).relu(),
+    "of two": lambda x: (lambda y: y + y.sin())(x.mT * 2),
     "with a gradient": lambda x: torch.autograd.grad((x * x).sum(), x)[0].transpose(0, 1),
 }
 
