@@ -109,7 +109,10 @@ class PaddedGraphBuilder:
         fake_args, fake_kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         # A view is a reshape of row-major values, whatever strides the fake tensor has.
         runner = aten.reshape.default if target is aten.view.default else target
-        return run_meta_kernel(self.mode, runner, fake_args, fake_kwargs)
+        made = run_meta_kernel(self.mode, runner, fake_args, fake_kwargs)
+        if isinstance(made, torch.Tensor) and (made.is_conj() or made.is_neg()):  # an array has no lazy bits
+            return made.resolve_conj().resolve_neg()
+        return made
 
     def substitute(self, size: Symbolic) -> Size:
         """A size of the symbolic graph, expressed by the padded symbols: fixed and equal symbols are substituted."""

@@ -32,8 +32,9 @@ def _affine_grid(theta: Tensor, size: Size, align_corners: bool) -> Tensor:
 
 
 def _affine_grid_gradient(grad: Tensor, size: Size, align_corners: bool) -> Tensor:
-    """The gradient [n, dims, dims + 1] of the matrices, of the grid's [n, ..., dims]."""
-    return grad.flatten(1, -2).transpose(1, 2) @ _places(size[2:], align_corners, grad)
+    """The gradient [n, dims, dims + 1] of the matrices, of the grid's [n, ..., dims], transposed in memory as eager's is."""
+    places = _places(size[2:], align_corners, grad).mT.expand(grad.shape[0], -1, -1)
+    return torch.bmm(places, grad.flatten(1, -2)).mT
 
 
 def _places(spatial: Size, align_corners: bool, like: Tensor) -> Tensor:

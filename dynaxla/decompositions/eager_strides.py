@@ -40,6 +40,10 @@ def _order_of_ldexp(shape: Sequence[int], x: Tensor, other: Tensor) -> Strides:
     return _order_by_operands(shape, x, other.contiguous())  # x * 2 ** other; a power of a number is row-major
 
 
+def _order_of_angle(shape: Sequence[int], x: Tensor) -> Strides:
+    return _row_major(shape) if x.is_complex() else _order_by_operands(shape, x)
+
+
 def _row_major(shape: Sequence[int], *_: Any) -> Strides:
     return torch.empty(shape, device="meta").stride()
 
@@ -72,10 +76,11 @@ _RULES: Mapping[OpOverload, Rule] = MappingProxyType(
             _order_by_operands,
         ),
         aten.ldexp.Tensor: _order_of_ldexp,
+        aten.angle.default: _order_of_angle,
         **dict.fromkeys(
             (
                 *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),
-                *(aten.nll_loss2d_forward.default, aten.pow.Scalar),
+                *(aten.nll_loss2d_forward.default, aten.pow.Scalar, aten.log_sigmoid_forward.default),
             ),
             _row_major,
         ),
@@ -124,9 +129,13 @@ def eager_strides(op: Any, predicted: Any, arguments: Sequence[Any]) -> Strides 
 
 
 def _meta(tensor: Tensor) -> Tensor | None:
-    """A meta tensor with the tensor's sizes and strides; None if they are numbers that the capture does not know."""
+    """A meta tensor of floats with the tensor's sizes and strides; None if the capture does not know them."""
     sizes, strides = tuple(map(example, tensor.shape)), tuple(map(example, tensor.stride()))
-    return None if None in (*sizes, *strides) else torch.empty_strided(sizes, strides, device="meta")
+    if None in (*sizes, *strides):
+        return None
+    return torch.empty_strided(
+        sizes, strides, dtype=torch.cfloat if tensor.is_complex() else torch.float32, device="meta"
+    )
 
 
 def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *arguments: Any, **named: Any) -> Any:

@@ -211,6 +211,12 @@ INDEXING = [
         floats(None, 4),
         floats(3, None),
     ),
+    case(
+        "masked_scatter_backward",
+        "read_by_an_empty_mask",
+        lambda x: (torch.ops.aten.masked_scatter_backward(x, x > 9, [0, 4]), x.sum(0)),
+        floats(None, 4),
+    ),
     case("concatenate", "cat_cropped", lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), floats(3, None)),
     case("pad", "pad", lambda x: (F.pad(x, (2, 3)).cumsum(1), F.pad(x, (0, 2), value=-1.5)), floats(3, None)),
     case("pad", "pad_whole", lambda x: F.pad(x, (1, 0, 0, 1), value=7).sum(0), ints(3, None)),

@@ -54,6 +54,12 @@ FOURIER = [
     case("view_dtype", "wide_bits", lambda x: (x * 2).view(torch.int64).sum(1), floats(None, 4)),
     case("view_dtype", "bytes", lambda x: (x > 0).view(torch.uint8).sum(), floats(None, 4)),
     case("view_dtype", "varying_bits", lambda x: x.view(torch.int32).sum(0), floats(3, None)),
+    case(
+        "view_as_real",
+        "conjugate_parts",
+        lambda x: ((x + 1).conj().imag + 1, (x * 2).mH.imag.sum(1)),
+        complexes(None, 3),
+    ),
     case("view_as_real", "parts", lambda x: torch.view_as_real(x * 2).sum(0), complexes(None, 3)),
     case("view_as_complex", "pairs", lambda x: torch.view_as_complex(x * 2).sum(0), floats(None, 3, 2)),
 ]

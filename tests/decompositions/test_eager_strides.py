@@ -69,6 +69,9 @@ def test_pointwise_ops_are_predicted(count: int, row_major: bool, full: bool) ->
 
 
 CALLS: dict[str, Made] = {
+    "angle": lambda x, y: torch.complex(x, x).angle(),
+    "angle of a view": lambda x, y: torch.view_as_complex(torch.stack([x, x.exp()], -1)).transpose(0, 2).angle(),
+    "log of a sigmoid": lambda x, y: F.logsigmoid(x),
     "copysign": torch.copysign,
     "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "floor of a number's quotient": lambda x, y: torch.div(x, 0.3, rounding_mode="floor"),

@@ -56,6 +56,13 @@ def align_values(call: RuleContext, values: Sequence[PaddedValue], behind: int =
     return result
 
 
+def align_to(call: RuleContext, value: PaddedValue, dims: Sequence[Dim]) -> PaddedValue:
+    """Returns a value whose real elements have the positions of the dims that it broadcasts to."""
+    for position in range(-len(value.dims), 0):
+        value = _align_dim(call, value, position, dims[position])
+    return value
+
+
 def most_factored_dim(dims: Sequence[Dim]) -> Dim:
     """Returns the dim with the most factors: a later view is least likely to split one of its runs."""
     return max(dims, key=lambda dim: len(merge_factors(dim)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynaxla.bucketing.argument_roles import CONSTANT, LAYOUT, takes
-from dynaxla.bucketing.pad_rules.alignment import align_values, most_factored_dim, move_elements
+from dynaxla.bucketing.pad_rules.alignment import align_to, align_values, most_factored_dim, move_elements
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
 from dynaxla.bucketing.padded_value import PaddedValue
 from dynaxla.bucketing.rule_context import RuleContext
@@ -21,13 +21,14 @@ def product(call: RuleContext) -> PaddedValue:
     names = [name for name, value in call.given.items() if isinstance(value, PaddedValue)]
     left_name, right_name = names[-2:]
     inner, outer = len(call[left_name].dims) - 1, max(len(call[right_name].dims) - 2, 0)
-    left, right = _align_contracted(call, call[left_name], inner, call[right_name], outer)
+    left, right = align_values(call, [call[left_name], call[right_name]], behind=2)
+    left, right = _align_contracted(call, left, inner, right, outer)
     changed = {left_name: call.build.mask(left, [inner], 0), right_name: call.build.mask(right, [outer], 0)}
     dims = (*left.dims[:inner], *right.dims[outer + 1 :])
     if inner >= 2:
         dims = (*broadcast([left.dims[: inner - 1], right.dims[:outer]]), *dims[inner - 1 :])
     if len(names) == 3:
-        broadcast([call[names[0]].dims, dims])
+        changed[names[0]] = align_to(call, call[names[0]], dims)
     return call.result(call.same(**changed), dims)
 
 

@@ -151,7 +151,12 @@ def masked_scatter(call: RuleContext) -> PaddedValue:
 def masked_scatter_backward(call: RuleContext) -> PaddedValue:
     """The mask is False in padding; what it chooses is in front of the result, in order."""
     grad, chosen = _align_to_mask(call, call["grad_output"])
-    row: Dim = tuple(factor for dim in call.build.dims(call.true_sizes) for factor in dim)
+    dims = call.build.dims(call.true_sizes)
+    if 0 in map(padded_size, dims):  # the mask chooses nothing
+        sizes = list(map(padded_size, dims))
+        made = call.build.emit(aten.full.default, sizes, 0, dtype=grad.meta.dtype, device=call.build.device)
+        return call.result(made, dims)
+    row: Dim = tuple(factor for dim in dims for factor in dim)
     read = call.build.emit(aten.masked_scatter_backward.default, grad.node, chosen.node, [padded_size(row)])
     front = PaddedValue(read, ((Factor(padded_size(row), size_of_dim(row)),),))
     moved, dims = gather_to(call, front, call.true_sizes)
