@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from dynaxla.custom_ops import internal
-from tests.bucketing.plain_cases import floats, ints, lengths
+from tests.bucketing.plain_cases import floats, ints, lengths, numbered
 from tests.bucketing.poison import Case, Make, case
 
 aten = torch.ops.aten
@@ -364,6 +364,13 @@ ATTENTION = [
         _attention(True),
         *SAME,
         lambda s: torch.where(torch.arange(s) < s - 1, 0.0, -torch.inf).expand(2, 1, s, s).contiguous(),
+    ),
+    case(
+        "attention_backward",
+        "attention_backward_apart",
+        lambda x, g: _attention()(x.flatten(0, 1), *[numbered(2 * x.shape[1], 3, 5, 4)] * 2, g),
+        floats(2, None, 3, 2, 4),
+        lengths("2*s", "3", "2", "4"),
     ),
     case("attention_backward", "attention_backward_internal", _attention_internal, *SAME),
     case(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from tests.bucketing.plain_cases import floats, ints, lengths
+from tests.bucketing.plain_cases import floats, ints, lengths, numbered
 from tests.bucketing.poison import Case, case
 
 aten = torch.ops.aten
@@ -25,11 +25,6 @@ def definites(size: int) -> torch.Tensor:
 
 def _quarters(x: torch.Tensor, dims: tuple[int, int]) -> list[torch.Tensor]:
     return [torch.rot90(x, k, dims) for k in range(4)]
-
-
-def _counted(x: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """A batch of twice x's second dim, in one run, of numbers of which none is like another."""
-    return x.new_ones(2 * x.shape[1], *sizes).cumsum(0).sin()
 
 
 DIAGONALS = [
@@ -105,11 +100,15 @@ PRODUCTS = [
             "all_wide": lambda x: aten.norm.ScalarOpt_dtype(x, 2, dtype=torch.float64),
         }.items()
     ],
-    case("product", "batches_apart", lambda x: torch.bmm(x.flatten(0, 1), _counted(x, 3, 5)), floats(2, None, 4, 3)),
-    case("product", "sum_and_batches_apart", lambda x: torch.baddbmm(_counted(x, 4, 4), _counted(x, 4, 3), x.flatten(0, 1).mT),
+    case("product", "batches_apart", lambda x: torch.bmm(x.flatten(0, 1), numbered(2 * x.shape[1], 3, 5)),
+         floats(2, None, 4, 3)),
+    case("product", "sum_and_batches_apart",
+         lambda x: torch.baddbmm(numbered(2 * x.shape[1], 4, 4), numbered(2 * x.shape[1], 4, 3), x.flatten(0, 1).mT),
          floats(2, None, 4, 3)),
     case("product", "column_and_batches_apart",
-         lambda x: torch.baddbmm(x.sum((2, 3)).view(-1, 1, 1), _counted(x, 4, 3), x.flatten(0, 1).mT).cumsum(1),
+         lambda x: torch.baddbmm(x.sum((2, 3)).view(-1, 1, 1), numbered(2 * x.shape[1], 4, 3), x.flatten(0, 1).mT).cumsum(1),
+         floats(2, None, 4, 3)),
+    case("cdist", "cdist_of_batches_apart", lambda x: torch.cdist(x.flatten(0, 1), numbered(2 * x.shape[1], 5, 3)),
          floats(2, None, 4, 3)),
 ]  # fmt: skip
 CASES: list[Case] = [*DIAGONALS, *SOLVES, *PRODUCTS]

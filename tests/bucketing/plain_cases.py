@@ -16,6 +16,11 @@ def floats(*shape: int | None, dtype: torch.dtype = torch.float32) -> Make:
     return lambda s: torch.randn([s if d is None else d for d in shape], dtype=torch.float64).to(dtype)
 
 
+def numbered(*sizes: int) -> torch.Tensor:
+    """Numbers of which none is like another, each dim in one run."""
+    return torch.arange(math.prod(sizes)).view(sizes).float().sin()
+
+
 def ints(*shape: int | None, low: int = -9, high: int = 10, dtype: torch.dtype = torch.int64) -> Make:
     return lambda s: torch.randint(low, high, [s if d is None else d for d in shape]).to(dtype)
 
@@ -243,6 +248,16 @@ ATTENTION = [
     case("attention", "causal_behind_a_cache", _behind_a_cache, *_one_sequence("s", "s")),
     case("attention", "mask_cut", _cut, *_one_sequence("s", "2*s+1"), floats(31, 63)),
     case("attention", "last_rows", _last_rows, *_one_sequence("s", "2*s+1")),
+    case("attention", "attention_batches_apart",
+         lambda x: F.scaled_dot_product_attention(x.flatten(0, 1), *[numbered(2 * x.shape[1], 3, 5, 4)] * 2),
+         floats(2, None, 3, 2, 4)),
+    case("attention", "attention_batches_apart_mask",
+         lambda x: F.scaled_dot_product_attention(
+             x.flatten(0, 1), *[numbered(2 * x.shape[1], 3, 5, 4)] * 2, numbered(2 * x.shape[1], 1, 2, 5)),
+         floats(2, None, 3, 2, 4)),
+    case("attention", "keys_and_values_apart",
+         lambda x: F.scaled_dot_product_attention(x[:, :, 0], x.flatten(2, 3), numbered(2, 3, 2 * x.shape[3], 4)),
+         floats(2, 3, 2, None, 4)),
     case(None, "heads_vary", _attention(), *[floats(2, 3, 4, None)] * 3, sizes=(5, 9)),
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder
-from dynaxla.bucketing.padded_value import Dim, PaddedValue, have_same_layout, merge_factors, padded_size
+from dynaxla.bucketing.padded_value import Dim, PaddedValue, have_same_layout, is_full, merge_factors, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size
 
@@ -46,12 +46,12 @@ def align_operands(call: RuleContext) -> RuleContext:
 def align_values(call: RuleContext, values: Sequence[PaddedValue], behind: int = 0) -> list[PaddedValue]:
     """Returns the values aligned: in dims that broadcast together (from the last), real elements have equal positions.
 
-    The last `behind` dims of each value are not changed.
+    The last `behind` dims of each value are not changed, nor are dims without padding: keys may have fewer heads than queries.
     """
     result = list(values)
     for position in range(-max((len(value.dims) for value in result), default=0), -behind):
         found = [v.dims[position] for v in result if len(v.dims) >= -position and padded_size(v.dims[position]) != 1]
-        if found and not all(have_same_layout(dim, found[0]) for dim in found):
+        if not all(map(is_full, found)) and not all(have_same_layout(dim, found[0]) for dim in found):
             result = [_align_dim(call, value, position, most_factored_dim(found)) for value in result]
     return result
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 
 import torch
 
 from dynaxla.bucketing.argument_roles import CONSTANT, takes
-from dynaxla.bucketing.pad_rules.alignment import move_elements
+from dynaxla.bucketing.pad_rules.alignment import align_to, align_values, most_factored_dim, move_elements
 from dynaxla.bucketing.pad_rules.elementwise import broadcast
 from dynaxla.bucketing.padded_value import (
     Dim,
@@ -32,6 +33,7 @@ _WITH_LOGSUMEXP = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.de
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention(call: RuleContext) -> Results:
     """Padded keys get no weight, by a mask or by causality; padded values are zero, as zero times NaN is NaN."""
+    call = _align(call)
     query, value = call["query"], call["value"]
     build, rank = call.build, len(query.dims)
     changed = {"value": build.mask(value, [rank - 2], 0), **_mask_padded_keys(call)}
@@ -48,20 +50,21 @@ def attention(call: RuleContext) -> Results:
 @takes(dropout_p=CONSTANT, scale=CONSTANT)
 def attention_backward(call: RuleContext) -> Results:
     """Padded keys get no weight, and neither do padded queries, so that keys and values get no gradient from them."""
+    call = _align(call)
     query, key, value = call["query"], call["key"], call["value"]
     build, rank = call.build, len(query.dims)
     row = rank - 2
     grad = "grad" if "grad" in call.given else "grad_out"
     rows = (*_batch(query, key), query.dims[row])
-    for result in (call[grad], call["out"], call["logsumexp"]):
-        if not all(map(have_same_layout, result.dims, rows)):
-            raise Unpaddable("output and query hold their real elements in different places")
+    given, out = (align_to(call, call[name], (*rows, value.dims[-1])) for name in (grad, "out"))
     changed = {
         "value": build.mask(value, [row], 0),
         "query": build.mask(query, [row], 0),
-        "logsumexp": build.mask(call["logsumexp"], [row], math.inf),  # weights are exp(score - logsumexp)
-        grad: build.mask(call[grad], [row], 0),
-        "out": build.mask(call["out"], [row], 0),
+        "logsumexp": build.mask(
+            align_to(call, call["logsumexp"], rows), [row], math.inf
+        ),  # weights: exp(score - logsumexp)
+        grad: build.mask(given, [row], 0),
+        "out": build.mask(out, [row], 0),
         **_mask_padded_keys(call),
     }
     mask = changed.get(_mask_name(call), call[_mask_name(call)])
@@ -70,14 +73,22 @@ def attention_backward(call: RuleContext) -> Results:
     return call.results(call.same(**changed), [query.dims, key.dims, value.dims])
 
 
+def _align(call: RuleContext) -> RuleContext:
+    """The call with the real elements of its operands in equal places: in batches, and in the rows of keys and values."""
+    names = ("query", "key", "value")
+    query, key, value = align_values(call, [call[name] for name in names], behind=2)
+    row = len(key.dims) - 2
+    length = most_factored_dim([key.dims[row], value.dims[row]])
+    key, value = (move_elements(call, each, row, length) for each in (key, value))
+    return replace(call, given={**call.given, **dict(zip(names, (query, key, value), strict=True))})
+
+
 def _mask_padded_keys(call: RuleContext) -> dict[str, PaddedValue | bool | None]:
     """The arguments of a call in which no query attends to a padded key."""
-    query, key, value = call["query"], call["key"], call["value"]
+    query, key = call["query"], call["key"]
     row = len(query.dims) - 2
     length = key.dims[row]
     causal = bool(call.get("is_causal", False))
-    if not have_same_layout(length, value.dims[row]):
-        raise Unpaddable("keys and values hold their real elements in different places")
     _require_fixed_heads(call, query, key)
     given = _align_mask(call, query.dims[row], length)
     alike = have_same_layout(query.dims[row], length)
@@ -85,7 +96,7 @@ def _mask_padded_keys(call: RuleContext) -> dict[str, PaddedValue | bool | None]
         single_factor(query.dims[row])  # a query attends to keys up to its own position
         single_factor(length)
     if given is not None:
-        broadcast([given.dims, (*_batch(query, key), query.dims[row], length)])
+        given = align_to(call, given, (*_batch(query, key), query.dims[row], length))
     if is_full(length):
         return {_mask_name(call): given}
     changed: dict[str, PaddedValue | bool | None] = {"key": call.build.mask(key, [row], 0)}

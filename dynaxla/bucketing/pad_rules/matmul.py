@@ -63,7 +63,8 @@ def _align_contracted(
 @takes(p=CONSTANT, compute_mode=LAYOUT)
 def cdist(call: RuleContext) -> PaddedValue:
     """cdist: padding of a point's coordinates is set to zero in both operands, so that it adds nothing to a distance."""
-    left, right = _align_contracted(call, call["x1"], len(call["x1"].dims) - 1, call["x2"], len(call["x2"].dims) - 1)
+    left, right = align_values(call, [call["x1"], call["x2"]], behind=2)
+    left, right = _align_contracted(call, left, len(left.dims) - 1, right, len(right.dims) - 1)
     batch = broadcast([left.dims[:-2], right.dims[:-2]])
     rows = {"x1": call.build.mask(left, [-1], 0), "x2": call.build.mask(right, [-1], 0)}
     sizes = call.true_sizes[-2:]
