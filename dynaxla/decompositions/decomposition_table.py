@@ -17,7 +17,7 @@ from dynaxla.decompositions.eager_dtypes import EAGER_DTYPES
 from dynaxla.decompositions.eager_strides import stride_decompositions
 from dynaxla.decompositions.fused_attention import ATTENTION_DECOMPOSITIONS, CHECKED_ATTENTION
 from dynaxla.decompositions.margin_losses import MARGIN_DECOMPOSITIONS
-from dynaxla.decompositions.mask_writes import write_counted
+from dynaxla.decompositions.mask_writes import write_by_mask
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.transformer_fast_paths import FAST_PATH_DECOMPOSITIONS
@@ -95,7 +95,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         **CHECKED_ATTENTION,
         **GPU_DECOMPOSITIONS,
         aten._grouped_mm.default: _grouped_mm,
-        aten.index_put.default: write_counted,
+        aten.index_put.default: write_by_mask,
     }
     chosen: dict[OpOverload, Decomposition] = {**rewrites, **own}  # type: ignore[dict-item]
     return {**chosen, **stride_decompositions(chosen)}

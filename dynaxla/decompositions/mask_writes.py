@@ -1,6 +1,7 @@
 """Writes by a mask, `x[mask] = values`, and their gradients.
 
-A value for each place that the mask chooses is written by `masked_scatter`, in their order. torch's derivative reads
+A value for each place that the mask chooses is written by `masked_scatter`, in their order; the same values at all places by
+`where`. torch's derivative reads
 `grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the gradient uses the number of elements of
 the values, which is known, and the mask that maps them to positions.
 """
@@ -55,20 +56,29 @@ def _read(grad: Tensor, mask: Tensor, place: int, size: torch.Size) -> Tensor:
     return read.movedim(0, place).sum_to_size(size)
 
 
-def write_counted(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
-    """Decomposes `index_put` by a mask alone, with a value for each place that it chooses; other forms are left to the op."""
-    if [index.dtype in _MASKS for index in indices if index is not None] != [True]:
+def write_by_mask(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
+    """Decomposes `index_put` by a mask alone: a value for each place that it chooses, or the same values at all of them."""
+    given = [index.dtype in _MASKS for index in indices if index is not None]
+    if (
+        given != [True]
+        or values.dtype is not x.dtype
+        or all(isinstance(size, int) and size == 1 for size in values.shape)
+    ):
         return NotImplemented
     place, mask = _mask(indices)
     front = tuple(range(mask.ndim))
     first = x.movedim(tuple(range(place, place + mask.ndim)), front)
     rest = first.shape[mask.ndim :]
     axis = _counting_dim(values.shape, len(rest) - place)
-    if axis < 0 or (isinstance(values.shape[axis], int) and values.shape[axis] == 1):
-        return NotImplemented
-    rows = values.expand(*rest[:place], values.shape[axis], *rest[place:]).movedim(place, 0)
+    if axis > place or mask.shape != first.shape[: mask.ndim]:
+        return NotImplemented  # which the op refuses
+    count = values.shape[axis] if axis >= 0 else 1
+    rows = values.expand(*rest[:place], count, *rest[place:]).movedim(place, 0)
     chosen = mask.reshape(*mask.shape, *[1] * len(rest))
-    written = torch.masked_scatter(first, chosen.expand(first.shape), rows)
+    if isinstance(count, int) and count == 1:
+        written = rows.reshape(*[1] * mask.ndim, *rest)
+    else:
+        written = torch.masked_scatter(first, chosen.expand(first.shape), rows)
     if accumulate:
         written = first + written
     written = torch.where(~chosen, first, written)  # in x's order of dims, as eager's; the one before is row-major

@@ -37,7 +37,7 @@ from dynaxla.ops.indexing import (
     subscript_of_axis,
 )
 from dynaxla.ops.record import OpFamily
-from dynaxla.torch_api.symbols import expression
+from dynaxla.torch_api.symbols import example, expression
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -156,9 +156,18 @@ def scatter_value_reduce(x: jax.Array, dim: int, index: jax.Array, value: Scalar
 
 
 def check_indexed_dims(node: torch.fx.Node) -> str | None:
-    """Refuses more indices than the tensor has dims."""
-    count, rank = len(argument(node, "indices")), tensor_of(node, "self").ndim
-    return f"{count} indices of a tensor of {rank} dims" if count > rank else None
+    """Refuses more indices than the tensor has dims, and masks of other sizes than the dims under them."""
+    sizes, place = [example(size) for size in tensor_of(node, "self").shape], 0
+    for index in argument(node, "indices"):
+        if index is None or index.meta["val"].dtype not in MASK_DTYPES:
+            place += 1
+            continue
+        found = [example(size) for size in index.meta["val"].shape]
+        under = sizes[place : place + len(found)]
+        if None not in (*found, *under) and found != under:
+            return f"a mask of {found} for dims of {under}"
+        place += len(found)
+    return f"indices of {place} dims of a tensor of {len(sizes)}" if place > len(sizes) else None
 
 
 @OPS.op(
@@ -169,7 +178,7 @@ def check_indexed_dims(node: torch.fx.Node) -> str | None:
 )
 @OPS.op(
     aten._unsafe_index_put.default,
-    check=check_mask_of_one_value,
+    check=check_all(check_mask_of_one_value, check_indexed_dims),
     pad=scattering_rules.index_put,
     limits="a boolean mask only alone and with one value; " + OUT_OF_RANGE_WRITE,
 )

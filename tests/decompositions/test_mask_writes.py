@@ -121,6 +121,13 @@ def test_more_or_fewer_values_than_places_are_an_error(count: int, differentiabl
         torch.compile(_written, backend="dynaxla")(x, values, ROWS)
 
 
+@pytest.mark.parametrize("size", [(4,), (1, 4), (3, 4)])
+@pytest.mark.parametrize("mask", [torch.ones(5, 1).bool(), torch.ones(1).bool(), torch.ones(6).bool()])
+def test_a_mask_of_other_sizes_is_an_error(mask: Tensor, size: tuple[int, ...]) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="does not match"):
+        torch.compile(_written, backend="dynaxla")(torch.randn(5, 4), torch.randn(size), mask)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
@@ -131,7 +138,9 @@ def test_memory_and_zeros_are_eagers(dtype: torch.dtype, accumulate: bool, dynam
         found = torch.ops.aten.index_put(x, [None, columns], values, accumulate)
         assigned = x.t().clone()
         assigned[columns] = values.t()
-        return [found, assigned]
+        alike = torch.ops.aten.index_put(x, [None, columns], values[:, :1], accumulate)
+        repeated = torch.ops.aten.index_put(x, [columns[[0, 1, 2, 3, 1]]], values[:1].repeat(1, 2), accumulate)
+        return [found, assigned, alike, repeated]
 
     values = torch.randn(5, 2).to(dtype)
     compiled = torch.compile(put, backend="dynaxla", dynamic=dynamic)
@@ -194,7 +203,7 @@ class Masked(nn.Module):
 def test_masked_training_with_lengths_that_vary(again: bool, recorder: Recorder) -> None:
     net = Masked()
     compiled = torch.compile(net, backend="dynaxla", dynamic=True)
-    with recorder.expect(eager_ops=0):
+    with recorder.expect(eager_ops=0, compiles=2):  # forward and backward, in one bucket
         for length in (5, 9, 12, 13, 7):
             x, mask = torch.randn(3, length, 6), torch.rand(3, length) > 0.6
             run = (lambda x, m: checkpoint(compiled, x, m, use_reentrant=False)) if again else compiled
