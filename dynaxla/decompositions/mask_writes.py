@@ -1,9 +1,8 @@
 """Writes by a mask, `x[mask] = values`, and their gradients.
 
 A value for each place that the mask chooses is written by `masked_scatter`, in their order; the same values at all places by
-`where`. torch's derivative reads
-`grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the gradient uses the number of elements of
-the values, which is known, and the mask that maps them to positions.
+`where`. torch's derivative reads `grad[mask]`, whose size depends on the data, so that no graph can contain it. Here the
+gradient uses the number of elements of the values, which is known, and the mask that maps them to positions.
 """
 
 from __future__ import annotations

@@ -57,12 +57,11 @@ def attention_backward(call: RuleContext) -> Results:
     grad = "grad" if "grad" in call.given else "grad_out"
     rows = (*_batch(query, key), query.dims[row])
     given, out = (align_to(call, call[name], (*rows, value.dims[-1])) for name in (grad, "out"))
+    logsumexp = align_to(call, call["logsumexp"], rows)
     changed = {
         "value": build.mask(value, [row], 0),
         "query": build.mask(query, [row], 0),
-        "logsumexp": build.mask(
-            align_to(call, call["logsumexp"], rows), [row], math.inf
-        ),  # weights: exp(score - logsumexp)
+        "logsumexp": build.mask(logsumexp, [row], math.inf),  # weights are exp(score - logsumexp)
         grad: build.mask(given, [row], 0),
         "out": build.mask(out, [row], 0),
         **_mask_padded_keys(call),
