@@ -73,6 +73,8 @@ def reason_for_jax(node: Node) -> str | None:
     operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
     if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
+    if {torch.float16, torch.bfloat16} <= {value.dtype for value in operands}:
+        return "float16 beside bfloat16: torch-mlir compares them in one of the two, not in float32"
     if any(value.dim() == 0 for value in operands) and _takes_dims(node):
         return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
     return None
