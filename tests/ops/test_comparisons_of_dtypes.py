@@ -20,8 +20,12 @@ NUMBERS = (0, 1, -1, 127, 128, 255, 256, 257, -128, -129, 32767, 32768, 65535, 2
 FRACTIONS = (0.5, 0.1, 1.001, 1.0009765625, 3.14159, 10000.3, 60000.0)
 
 COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **{"eq": torch.eq, "ne": torch.ne, "lt": torch.lt},
-    **{"le": torch.le, "gt": torch.gt, "ge": torch.ge},
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
 }
 
 
