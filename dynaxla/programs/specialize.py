@@ -149,7 +149,7 @@ class _Specializer:
         results: dict[tuple[Node, Order | None], int],
         produced: list[Node],
     ) -> OutputSource:
-        is_asked = is_strided and fake.numel() and not _is_row_major_in_eager(value)
+        is_asked = is_strided and fake.numel() and not (fake.is_contiguous() and _is_row_major_in_eager(value))
         order, is_exact = find_result_order(fake) if is_asked else (find_row_major_order(fake), True)
         is_copied = not is_exact or fake.numel() == 0  # torch may resize what is empty, for out=
         torch_layout = (tuple(fake.shape), tuple(fake.stride())) if is_copied else None
@@ -198,7 +198,7 @@ def _is_row_major_in_eager(node: Node) -> bool:
     ]
     values = [given.meta["val"] if isinstance(given, Node) else given for given in tensors]
     shape = node.meta["val"].shape
-    return all(isinstance(x, torch.Tensor) and x.shape == shape and x.is_contiguous() for x in values)
+    return bool(values) and all(isinstance(x, torch.Tensor) and x.shape == shape and x.is_contiguous() for x in values)
 
 
 def _source(node: Node) -> dict[str, Any]:
