@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,6 +35,7 @@ from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
 from tests.bucketing.poison import faults
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.random_graphs.predicted_layouts import predicted_layouts
 from tests.random_graphs.random_programs import Program, is_defined, make_inputs, run_lines
 from tests.same_layout import assert_same_layout
 from tests.tolerances import RELATIVE
@@ -148,7 +150,7 @@ def _at(run: Run, sizes: Sizes, compiled: Callable[..., Any]) -> Iterator[str]:
     if any(grad is not None for grad in wanted):
         yield "backward"
     try:
-        assert_same_layout(actual, expected, inputs, eager_inputs)
+        assert_same_layout(actual, expected, inputs, eager_inputs, partial(predicted_layouts, program))
     except AssertionError as error:
         raise Wrong(f"at {sizes}: {error}") from error
 

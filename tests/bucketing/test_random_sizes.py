@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import dynaxla
 from tests.bucketing.poison import faults, poison
 from tests.bucketing.random_sized import ERRORS, SizedProgram, Sizes, draw
+from tests.random_graphs.predicted_layouts import predicted_layouts
 from tests.random_graphs.random_programs import make_inputs
 from tests.same_layout import assert_same_layout
 from tests.tolerances import assert_close
@@ -57,7 +59,7 @@ def check(drawn: SizedProgram, trials: Trials) -> None:
                 assert_close(mine, eager)
             except AssertionError as error:
                 raise AssertionError(f"{name} at {sizes}: {error}") from error
-        assert_same_layout(actual, expected, inputs, eager_inputs)
+        assert_same_layout(actual, expected, inputs, eager_inputs, partial(predicted_layouts, program))
     failed = faults(before, dynaxla.read_metrics())
     assert not failed, failed
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
-from dynaxla.decompositions.decomposition_table import decomposition_table
+from tests.random_graphs.predicted_layouts import predicted_layouts
 from tests.random_graphs.random_calls import FAMILIES, Call, Chooser, draw_inputs
 from tests.random_graphs.random_programs import Line, Program, is_defined, make_inputs, run_lines
-from tests.same_layout import assert_same_sharing, telling_strides
+from tests.same_layout import assert_same_sharing, assert_same_strides
 from tests.tolerances import assert_close
 
 EAGER_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
@@ -67,36 +66,6 @@ def _outputs(random: Random, program: Program, env: dict[str, torch.Tensor]) -> 
     return tuple(name for name in env if name not in read or random.randrange(4) == 0)
 
 
-def check_layouts(program: Program, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Strides are eager's; where torch's own capture predicts others, those.
-
-    Fake tensors do for a few ops (comparisons of broadcast tensors with axes of one element), and for a write in place
-    that capture turns into a new tensor (`masked_fill_` of a transposed tensor).
-    """
-    if all(telling_strides(mine) == telling_strides(eager) for mine, eager in zip(actual, expected, strict=True)):
-        return
-    predicted = predicted_layouts(program)
-    for mine, eager in zip(actual, expected, strict=True):
-        alike = [other for other in (eager, *predicted) if mine.shape == other.shape]
-        same = any(telling_strides(mine) == telling_strides(other) for other in alike)
-        assert same, f"strides {mine.stride()}, expected {eager.stride()}"
-
-
-def predicted_layouts(program: Program) -> list[torch.Tensor]:
-    """Fake tensors of every value that capture makes."""
-    found: list[torch.Tensor] = []
-
-    def keep(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
-        found.extend(value for value in values if isinstance(value, torch.Tensor))
-        return module.forward
-
-    torch._dynamo.reset()
-    capture = aot_autograd(fw_compiler=keep, decompositions=dict(decomposition_table()))
-    torch.compile(program.function(), backend=capture, fullgraph=True)(*make_inputs(program.inputs))
-    return found
-
-
 def check(program: Program, backend: str = "dynaxla") -> None:
     function = program.function()
     expected_inputs = make_inputs(program.inputs)
@@ -108,7 +77,7 @@ def check(program: Program, backend: str = "dynaxla") -> None:
         for mine, eager in zip((*actual, *inputs), (*expected, *expected_inputs), strict=True):
             assert_close(mine, eager)
     if backend == "dynaxla":
-        check_layouts(program, actual, expected)
+        assert_same_strides(actual, expected, partial(predicted_layouts, program))
     assert_same_sharing(actual, expected, inputs, expected_inputs)
 
 
