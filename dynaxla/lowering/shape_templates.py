@@ -5,9 +5,11 @@ sizes (dims of types, ends of slices, whole numbers that fill a tensor), and eve
 product of neighbouring ones, the text at other sizes can be written down. A function is taken from there only if two such
 pairs, so at least three lowered functions, give the same one, and if no size and no product of neighbouring sizes is below or
 above all of theirs: who lowers may choose by a size (a loop from so many elements on, the smaller of two sizes), and a number
-that is none of these may be one number at some sizes alone. Whatever else follows a size (windows, divisors, a choice of ops)
-shows in the rest of the text, and such calls are lowered at every size. What this package itself does to a function by its
-sizes is done again. Functions of the user's bodies are never written.
+that is none of these may be one number at some sizes alone. So is a number ambiguous that may as well be what an op computes of
+sizes: the end of an element's slice is its index and one, which is the length wherever the element is the last one.
+Whatever else follows a size (windows, divisors, a choice of ops) shows in the rest of the text, and such calls are lowered at
+every size. What this package itself does to a function by its sizes is done again. Functions of the user's bodies are never
+written.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ class _Blanks:
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.groups: list[tuple[int, int]] = []
+        self.given: list[int] = []
 
     def leave(self, value: Any, may_be_size: bool = False) -> object:
         """Returns a value with its sizes replaced by blanks."""
         if isinstance(value, TensorSpec):
             return str(value.dtype), self._take(value.shape)
         if may_be_size and (sizes := _as_sizes(value)) is not None:
+            self.given.extend(range(len(self.sizes), len(self.sizes) + len(sizes)))
             return "sizes", self._take(sizes)
         if isinstance(value, (list, tuple)):
             return [self.leave(each) for each in value]
@@ -72,16 +76,22 @@ class CallSizes:
         kind: the call without its sizes; like calls have equal kinds.
         sizes: the sizes of its operands, of its size arguments and of its results, in order.
         groups: per tensor and per list, the range of its sizes in `sizes`.
+        given: the places in `sizes` of what are arguments themselves: sizes, indices, shifts.
         products: the products of neighbouring sizes of every tensor and list, always in the same order.
+        derived: other numbers that an op may compute, always in the same order: those next to each product, and the sums and
+            differences of an argument and a size.
     """
 
     kind: str
     sizes: tuple[int, ...]
     groups: tuple[tuple[int, int], ...]
+    given: tuple[int, ...]
     products: tuple[int, ...] = field(init=False)
+    derived: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "products", tuple(self._products()))
+        object.__setattr__(self, "derived", tuple(self._derived()))
 
     @classmethod
     def of(cls, call: OpCall) -> CallSizes | None:
@@ -94,12 +104,20 @@ class CallSizes:
         blanks, ranges = _Blanks(), call.target is aten.arange.default  # its end is written as a number of any kind
         left = [(name, blanks.leave(value, ranges or takes_sizes(wanted[name]))) for name, value in given.items()]
         kind = repr((str(call.target), left, [blanks.leave(spec) for spec in call.results]))
-        return cls(kind, tuple(blanks.sizes), tuple(blanks.groups))
+        return cls(kind, tuple(blanks.sizes), tuple(blanks.groups), tuple(blanks.given))
 
     def _products(self) -> Iterator[int]:
         for start, stop in self.groups:
             for first in range(start, stop):
                 yield from itertools.accumulate(self.sizes[first:stop], int.__mul__)
+
+    def _derived(self) -> Iterator[int]:
+        for product in self.products:
+            yield from (product - 1, product + 1)
+        for place in self.given:
+            for size in self.sizes:
+                gap = abs(size - self.sizes[place])
+                yield from (size + self.sizes[place], gap, gap - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +225,10 @@ def _spans(one: CallSizes, other: CallSizes, wanted: CallSizes) -> bool:
 def _values(one: CallSizes, other: CallSizes, wanted: CallSizes) -> Values:
     values: Values = {}
     for a, b, c in zip(one.products, other.products, wanted.products, strict=True):
-        values[a, b] = c if values.get((a, b), c) == c else None
+        values[a, b] = c if values.get((a, b), a if a == b else c) == c else None
+    for a, b, c in zip(one.derived, other.derived, wanted.derived, strict=True):
+        if values.get((a, b), a if a == b else c) != c:
+            values[a, b] = None
     return values
 
 

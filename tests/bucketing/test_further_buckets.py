@@ -165,3 +165,25 @@ def test_functions_of_random_programs_are_those_that_would_be_lowered(
         for sizes in trials:
             compiled(*make_inputs(drawn.at(sizes).inputs))
     assert sum(distinct - lowered for distinct, lowered in functions_compared) > 20
+
+
+COMPUTED: dict[str, tuple[Callable[[torch.Tensor, int], torch.Tensor], tuple[tuple[int, int], ...]]] = {
+    "an element, the last one at first": (lambda x, i: x[i] * 2, ((4, 3), (5, 4), (8, 7), (9, 4), (7, 3))),
+    "a shift by half at first": (lambda x, i: x.roll(i), ((4, 2), (6, 3), (8, 4), (9, 4), (7, 3))),
+    "a shift by all but one at first": (lambda x, i: x.roll(i), ((4, 3), (5, 4), (8, 7), (7, 4), (6, 3))),
+}
+"""Calls of which an op computes a number from an argument and a size, which is another size in the first calls alone; their
+lengths and arguments."""
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_numbers_that_an_op_computes_are_not_taken_for_sizes(
+    name: str, functions_compared: list[tuple[int, int]]
+) -> None:
+    function, calls = COMPUTED[name]
+    for length, argument in calls:
+        torch._dynamo.reset()
+        x = torch.randn(length)
+        compiled = torch.compile(function, backend="dynaxla", dynamic=False)
+        torch.testing.assert_close(compiled(x, argument), function(x, argument))
+    assert len(functions_compared) == len(calls)
