@@ -28,7 +28,13 @@ from dynaxla.errors import DynaxlaError, UnsupportedError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
-from dynaxla.torch_api.aot import find_counting_op, is_overwritten, lacks_derivative, reads_number
+from dynaxla.torch_api.aot import (
+    find_counting_op,
+    is_overwritten,
+    lacks_derivative,
+    reads_number,
+    writes_to_strided_view,
+)
 from dynaxla.torch_api.dynamo import TorchDynamoException
 from dynaxla.torch_api.generators import UntracedDrawError
 
@@ -40,6 +46,7 @@ _OVERWRITTEN = (
 _NUMBER = "an input of no dims is a size or an index, whose number torch reads while it captures the graph"
 _AS_NUMBER = "pass a Python number, or an index of one dim"
 _COUNTED = "torch's formula of a gradient has a result of as many elements as values say:"
+_STRIDED = "it writes to `as_strided` of a view, which torch captures of a tensor that is no view alone"
 _COPY = "write to a copy of the tensor, or compute without gradients"
 
 
@@ -118,6 +125,8 @@ def _known(error: Exception, what: str) -> FallbackReason | None:
         return FallbackReason(ReasonId.DATA_DEPENDENT, what, detail=f"{_COUNTED} {op}")
     if is_overwritten(error):
         return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)
+    if writes_to_strided_view(error):
+        return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_STRIDED)
     return None
 
 

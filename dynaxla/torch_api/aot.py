@@ -53,6 +53,14 @@ def lacks_derivative(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) and str(error).startswith("the derivative for ")
 
 
+def writes_to_strided_view(error: Exception) -> bool:
+    """Whether functionalization refused a graph since it writes to `as_strided` of a view, of which it cannot write the base.
+
+    Relies on its words, as above.
+    """
+    return isinstance(error, RuntimeError) and "as_strided() is non-compositional" in str(error)
+
+
 def reads_number(error: Exception) -> bool:
     """Whether a trace came to a number that Python reads out of an input: `x[i]` and `torch.ones(i)` do of a tensor of no dims.
 

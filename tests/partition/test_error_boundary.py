@@ -274,6 +274,17 @@ def test_a_graph_that_detaches_what_its_backward_reads_has_a_reason(recorder: Re
         result.sum().backward()
 
 
+def test_a_write_to_as_strided_of_a_view_is_named(recorder: Recorder) -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.diagonal().as_strided((2,), (1,), 0).add_(1.0)
+        return x
+
+    given = torch.randn(2, 4)
+    reference = given.clone()
+    assert_close(torch.compile(write, backend="dynaxla")(given), write(reference))
+    assert f"{ReasonId.SIDE_EFFECT.value}; it writes to `as_strided`" in recorder.snapshot().fallbacks[-1]
+
+
 @pytest.mark.parametrize("stage", ["a part, imported", "a part, linked"])
 def test_what_eager_refuses_as_well_is_the_callers_error(
     stage: str, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, caplog: pytest.LogCaptureFixture

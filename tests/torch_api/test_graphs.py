@@ -441,6 +441,14 @@ def test_autograd_says_that_an_op_has_no_derivative() -> None:
     assert not aot.lacks_derivative(NotImplementedError("another"))
 
 
+@boundary("aot.writes_to_strided_view")
+def test_functionalization_refuses_writes_to_as_strided_of_a_view() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.func.functionalize(lambda x: x.diagonal().as_strided((2,), (1,), 0).add_(1))(torch.ones(2, 4))
+    assert aot.writes_to_strided_view(caught.value)
+    assert not aot.writes_to_strided_view(RuntimeError("another"))
+
+
 @boundary("aot.reads_number")
 def test_a_number_that_an_index_reads_is_lost_in_a_trace() -> None:
     def capture(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
