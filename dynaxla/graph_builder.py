@@ -13,7 +13,7 @@ from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
 from dynaxla.dispatch import PartFunction, make_part
-from dynaxla.errors import PackageError
+from dynaxla.errors import DynaxlaError, PackageError
 from dynaxla.fx.graph_utils import copy_graph, find_device, make_eager_function
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.dump import Dump
@@ -172,18 +172,30 @@ class GraphBuilder:
         context, dump = self._context(warm_start.device), Dump(None, self.options.debug.stages)
         builder = self._part_builder(self.shared.registered.current, context, dump)
 
-        def graphs() -> PartGraphs:
-            with self.shared.tracing, disable_modes(), pause_collection():
-                graph = run_passes((*FOR_ALL, *FOR_PARTS), read(), context, dump)
-                whole = _cut(graph, builder)
-            if not isinstance(whole, WholePart):
-                raise PackageError("a graph is not what was saved with it", "save it anew")
-            return whole.graphs
-
-        later = PartGraphs.later(warm_start.facts, warm_start.known, self.options.fold_parameters, graphs)
+        read_parts = partial(self._cut_stored, read, builder, context, dump)
+        later = PartGraphs.later(warm_start.facts, warm_start.known, self.options.fold_parameters, read_parts)
         return _wrap_parts(
             builder.build_partitioned(WholePart(later, warm_start.messages)), warm_start.seeds, warm_start.aliases
         )
+
+    def _cut_stored(
+        self, read: Callable[[], CapturedGraph], builder: PartBuilder, context: PassContext, dump: Dump
+    ) -> PartGraphs:
+        """
+        Raises:
+            PackageError: the graph that was stored cannot be read, is not the one part that was described, or a pass fails.
+        """
+        try:
+            with self.shared.tracing, disable_modes(), pause_collection():
+                whole = _cut(run_passes((*FOR_ALL, *FOR_PARTS), read(), context, dump), builder)
+        except DynaxlaError:
+            raise
+        except Exception as error:  # the border of a stored graph, see partition/error_boundary.py
+            told = f"{type(error).__name__}: {error}"
+            raise PackageError(f"the passes fail on a graph that was stored: {told}", "save it anew") from error
+        if not isinstance(whole, WholePart):
+            raise PackageError("a graph is not what was saved with it", "save it anew")
+        return whole.graphs
 
     def find_target(self, device: torch.device) -> Target:
         """The target of tensors on a device."""

@@ -7,6 +7,7 @@ program. Results stay correct, because a caught exception has returned none. Eac
 
 - the capture of a Dynamo graph (`backend.py`): Dynamo's graph runs in eager, autograd included;
 - the rewriting and partitioning of an AOTAutograd graph (`graph_builder.py`): that graph runs in eager;
+- the rewriting of a stored graph (`graph_builder.py`): it is captured anew in the call (`aot_cache/kept_capture.py`);
 - the padding of a call (`bucketing/padded_graph.py`): its part is compiled per exact shape;
 - specializing, padding, lowering, compiling and running a part (`partition/part_runner.py`): the part runs in eager. A part has
   no effect but its results (writes to inputs and eager ops are between parts, no buffer is donated), so it can run again.

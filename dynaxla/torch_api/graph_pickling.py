@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx._graph_pickler import GraphPickler, Options, _GraphPickleData
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
 from torch.fx.graph import CodeGen
 
 _SHAPE_ENV_FIELDS = (
@@ -99,7 +99,10 @@ def _restore_shape_env(saved_fields: dict[str, Any], guards: list[tuple[Any, boo
     env: ShapeEnv = state.fake_mode.shape_env
     for name, value in saved_fields.items():
         setattr(env, name, value)
-    env.guards = [ShapeGuard(expression, SLoc(None, None), oblivious) for expression, oblivious in guards]
+    unknown = SLoc(None, None)
+    env.guards = [ShapeGuard(expression, unknown, oblivious) for expression, oblivious in guards]
+    # torch writes there where a range is narrowed by a guard, as passes over the graph may do.
+    env.var_to_range_sloc = {symbol: ValueRangesSLoc(unknown, unknown) for symbol in env.var_to_range}
     return env
 
 

@@ -175,6 +175,21 @@ def test_no_graph_is_read_where_programs_are_found(function: Any, graphs_read: l
 
 
 @torch.no_grad()
+def test_a_stored_graph_whose_checks_compare_sizes(recorder: Recorder) -> None:
+    """The checks of a bag's values are traced on the sizes that were stored, and narrow their ranges."""
+
+    def bags(weight: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        return F.embedding_bag(indices, weight, offsets)
+
+    args = torch.randn(10, 4), torch.randint(10, (8,)), torch.tensor([0, 2, 6])
+    before = len(dynaxla.read_metrics().captures_discarded)
+    for loaded in (0, 1):
+        with recorder.expect(captures_loaded=loaded):
+            assert_close(compile_anew(bags, dynamic=True)(*args), bags(*args))
+    assert len(dynaxla.read_metrics().captures_discarded) == before
+
+
+@torch.no_grad()
 def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], recorder: Recorder) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
     image = torch.randn(2, 3, 9, 9)

@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 import dynaxla
+from dynaxla import graph_builder
 from dynaxla.aot_cache import cached_graph, capture_directory
 from dynaxla.aot_cache.cached_graph import CachedGraph, pack_content, unpack_content
 from dynaxla.cache.entry import MAGIC
@@ -115,6 +117,26 @@ def test_a_flipped_bit_of_a_recipe_is_seen(captures: Path, recorder: Recorder) -
     damage(captures, flip)
     with recorder.expect(captures_loaded=0):
         assert_close(compile_anew(model)(x), model(x))
+
+
+@torch.no_grad()
+def test_a_stored_graph_on_which_a_pass_fails_is_captured_anew(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sines(x: Tensor) -> Tensor:
+        return x.sin() * 2
+
+    x, larger = torch.randn(5, 8), torch.randn(40, 8)
+    compile_anew(sines, dynamic=True)(x)
+    before = len(dynaxla.read_metrics().captures_discarded)
+    fails_once = Mock(wraps=graph_builder.run_passes, side_effect=[KeyError("s45"), DEFAULT, DEFAULT])
+    monkeypatch.setattr(graph_builder, "run_passes", fails_once)
+    compiled = compile_anew(sines, dynamic=True)
+    with recorder.expect(captures_loaded=1):
+        for given in (x, larger, x):
+            assert_close(compiled(given), sines(given))
+    (told,) = dynaxla.read_metrics().captures_discarded[before:]
+    assert "KeyError: 's45'" in told
 
 
 def replace_recipes(captures: Path, other: Path, change: Callable[[bytes], bytes] = lambda recipe: recipe) -> None:

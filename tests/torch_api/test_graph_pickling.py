@@ -61,6 +61,17 @@ def test_reading_adds_no_guards() -> None:
     assert list(map(str, symbols.guards(mine))) == list(map(str, symbols.guards(own)))
 
 
+@boundary("graph_pickling.loads")
+def test_guards_of_what_was_read_narrow_its_ranges() -> None:
+    graph = _captured(lambda x: x[1:] - x[:-1], torch.randn(5))
+    back = graph_pickling.loads(graph_pickling.dumps(graph, ("val",)))
+    number = next(n for n in _numbers_of(back) if isinstance(n, torch.SymInt))
+    symbol = symbols.expression(number)
+    assert symbols.upper_bound(symbol, number) is None
+    assert bool(number < 9)
+    assert symbols.upper_bound(symbol, number) == 8
+
+
 @boundary("graph_pickling.CannotPickle")
 def test_what_cannot_be_pickled_is_told() -> None:
     graph = Graph()
