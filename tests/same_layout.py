@@ -29,10 +29,13 @@ def assert_same_layout(
     Args:
         inputs: those that gave `actual`.
         eager_inputs: those that gave `expected`.
-        predict: as for `assert_same_strides`.
+        predict: as for `assert_same_strides`, for dims of one element alone: others have eager's strides.
     """
     for place, (mine, eager) in enumerate(zip(actual, expected, strict=True)):
         assert mine.dtype is eager.dtype, f"result {place}: dtype {mine.dtype}, expected {eager.dtype}"
+        assert _stepping_strides(mine) == _stepping_strides(eager), (
+            f"result {place}: strides {mine.stride()}, expected {eager.stride()}"
+        )
     assert_same_strides(actual, expected, predict)
     assert_same_sharing(actual, expected, inputs, eager_inputs)
 
@@ -65,6 +68,11 @@ def assert_same_sharing(
 def telling_strides(tensor: Tensor) -> list[int]:
     """Those that reach something: all but an empty tensor's."""
     return list(tensor.stride()) if tensor.numel() else []
+
+
+def _stepping_strides(tensor: Tensor) -> list[int]:
+    """Those of dims of more than one element."""
+    return [step for size, step in zip(tensor.shape, telling_strides(tensor), strict=False) if size > 1]
 
 
 def _changed_by(place: int, results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[str]:
