@@ -6,10 +6,12 @@ tokens, which splits one graph into five. Relies on the handlers of `TorchInGrap
 parameters; on `Tensor._is_all_true`; on `torch._assert_async`, which Dynamo emits for an `assert`; and on
 `NestedUserFunctionVariable.get_function` for messages.
 
-A generic `associative_scan` over a dynamic size is captured once for each power of two. torch's implementation halves the size
-repeatedly, with a guard each time on whether it is even: Dynamo captures it again for nearly every size, so for nearly every
-prompt length of a state space model. Relies on `generic_associative_scan`, which `associative_scan` looks up in its module and
-Dynamo traces, on its arguments, and on `torch.compiler.assume_constant_result`.
+A generic `associative_scan` over a dynamic size is captured once for each power of two. torch's implementation is a tree that
+halves the size repeatedly, with a guard each time on whether it is even: Dynamo captures it again for nearly every size, so for
+nearly every prompt length of a state space model. Where sizes are constant and states are large it is captured as a loop over
+places, `torch._higher_order_ops.scan`: a tree reads and writes all states several times. Relies on `generic_associative_scan`,
+which `associative_scan` looks up in its module and Dynamo traces, on its arguments, on Dynamo knowing `has_static_value`, on
+`peek_interpreter_stack`, and on `torch.compiler.assume_constant_result`.
 
 `nn.LSTM`, `nn.GRU` and `nn.RNN` are captured. Dynamo ends the graph at these modules while its setting `allow_rnn` is off,
 as it is by default, for all backends. Where it is on, Dynamo learns the sizes of a layer's results from torch's
@@ -34,6 +36,9 @@ from torch._dynamo.utils import proxy_args_kwargs
 from torch._dynamo.variables import TorchInGraphFunctionVariable
 from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.functions import ClosureConversionError, NestedUserFunctionVariable
+from torch._higher_order_ops import scan
+from torch.fx.experimental.symbolic_shapes import has_static_value
+from torch.utils._pytree import tree_leaves
 
 from dynaxla.torch_api.dynamo import is_ours
 from dynaxla.torch_api.frames import variables_of
@@ -87,31 +92,74 @@ def _message_text(message: Any) -> str | None:
 
 
 _SMALLEST = 64
+_LARGE_STATE = 16384
 _MODULE = "torch._higher_order_ops.associative_scan"  # torch._higher_order_ops.associative_scan is a function
 
 
 @cache
 def capture_scans() -> None:
-    """Has Dynamo capture generic scans padded to a power of two for this package's backend, once per process."""
+    """Has Dynamo capture generic scans as loops, or padded to a power of two, for this package's backend, once per process."""
     module: Any = sys.modules[_MODULE]
-    scan = module.generic_associative_scan
+    tree_scan = module.generic_associative_scan
 
-    def padded_scan(
+    def captured_scan(
         operator: Callable[..., Any], leaves: Sequence[Tensor], dim: int = 0, additional_inputs: tuple[Any, ...] = ()
     ) -> Any:
         if not torch.compiler.is_compiling() or not is_captured_for_us():
-            return scan(operator, leaves, dim, additional_inputs)
-        size = leaves[0].shape[dim]
-        width = _SMALLEST
-        while width < size:
-            width *= 2
-        # The padding repeats the last element: results of earlier elements do not depend on it, and it causes no
-        # division by zero.
-        indices = torch.arange(width, device=leaves[0].device).clamp(max=size - 1)
-        wide = scan(operator, [leaf.index_select(dim, indices) for leaf in leaves], dim, additional_inputs)
-        return [leaf.narrow(dim, 0, size) for leaf in wide]
+            return tree_scan(operator, leaves, dim, additional_inputs)
 
-    module.generic_associative_scan = padded_scan
+        def combine(*operands: Tensor) -> list[Tensor]:
+            return tree_leaves(operator(*operands, *additional_inputs))
+
+        places = [leaf.movedim(dim, 0) for leaf in leaves]
+        scanned = (
+            _scan_in_order(combine, places)
+            if _may_loop(combine, places)
+            else _scan_padded(lambda wide: tree_scan(combine, wide), places)
+        )
+        return [leaf.movedim(0, dim) for leaf in scanned]
+
+    module.generic_associative_scan = captured_scan
+
+
+def _may_loop(combine: Callable[..., list[Tensor]], places: list[Tensor]) -> bool:
+    """Whether a loop over the places is allowed and pays: sizes are constant, states are large and keep shape and dtype."""
+    size, elements = places[0].shape[0], places[0].numel()
+    if not has_static_value(elements) or size < 2 or elements < size * _LARGE_STATE or _transforms_are_active():
+        return False
+    firsts = [leaf[:1] for leaf in places]
+    states = combine(*firsts, *firsts)
+    return all(a.dtype == b.dtype and a.shape == b.shape for a, b in zip(states, firsts, strict=True))
+
+
+def _scan_in_order(combine: Callable[..., list[Tensor]], places: list[Tensor]) -> list[Tensor]:
+    """Scans tensors of [places, ...] by a loop over places."""
+
+    def step(states: list[Tensor], place: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        following = [state.contiguous() for state in combine(*states, *place)]
+        return following, [state.clone() for state in following]
+
+    firsts = [leaf[:1].clone(memory_format=torch.contiguous_format) for leaf in places]
+    _, rest = scan(step, firsts, [leaf[1:].unsqueeze(1) for leaf in places])
+    return [torch.cat([first, others.flatten(0, 1)]) for first, others in zip(firsts, rest, strict=True)]
+
+
+def _scan_padded(scan_tree: Callable[[list[Tensor]], list[Tensor]], places: list[Tensor]) -> list[Tensor]:
+    """Scans tensors of [places, ...], padded to a power of two places.
+
+    The padding repeats the last element: results of earlier elements do not depend on it, and it causes no division by zero.
+    """
+    size, width = places[0].shape[0], _SMALLEST
+    while width < size:
+        width *= 2
+    indices = torch.arange(width, device=places[0].device).clamp(max=size - 1)
+    return [leaf[:size] for leaf in scan_tree([leaf.index_select(0, indices) for leaf in places])]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transforms_are_active() -> bool:
+    """Whether a transform of torch.func, such as vmap, is active; a constant of the capture."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

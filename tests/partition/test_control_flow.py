@@ -26,7 +26,6 @@ from dynaxla.lowering.stablehlo_functions import FunctionFinisher
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime_state import process
 from dynaxla.torch_api.overloads import REGIONS
-from tests.bucketing.eager_programs import eager_programs
 from tests.lists import quick
 from tests.precompile.test_compile_for_target import TARGET, needs_libtpu
 from tests.tolerances import assert_close
@@ -156,27 +155,6 @@ def test_map_and_associative_scan(recorder: Recorder) -> None:
         assert_same(scanned, compile_(scanned), x)
     with recorder.expect(compiles=2, eager_ops=0):
         assert_same_gradients(mapped, x, w)
-
-
-def test_a_scan_is_captured_for_sizes_up_to_a_power_of_two(recorder: Recorder) -> None:
-    """torch's own implementation asks of every half of a size whether it is even."""
-
-    def scanned(a: Tensor, b: Tensor) -> Any:
-        return associative_scan(lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1]), (a, b), 1, combine_mode="generic")
-
-    def stepped(a: Tensor, b: Tensor) -> Any:
-        products, states = [a[:, 0]], [b[:, 0]]
-        for place in range(1, a.shape[1]):
-            products.append(products[-1] * a[:, place])
-            states.append(states[-1] * a[:, place] + b[:, place])
-        return torch.stack(products, 1), torch.stack(states, 1)
-
-    compiled, before = compile_(scanned), len(recorder.snapshot().captured)
-    with eager_programs(), torch.no_grad():
-        for size in (23, 9, 64, 5, 38, 51, 65, 100, 128, 77):  # one alone, those up to 64, and those up to 128
-            a, b = torch.rand(2, size, 3) + 0.5, torch.randn(2, size, 3)
-            assert_same(stepped, compiled, a, b)
-    assert len(recorder.snapshot().captured) - before == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32], ids=str)
