@@ -66,12 +66,16 @@ def _find_graph(whole: Callable[..., Any]) -> Callable[[list[Any]], Any] | None:
         return None
     if not whole.__code__.co_flags & CO_VARARGS:
         return None
-    inner = _closure_of(outer["compiled_fn"])
+    inner = _closure_of(_unwrap(outer["compiled_fn"]))
     content = _content_of_wrapper(inner)
     if content is None or "_inner_compiled_fn" not in inner or content != _plain_content():
         return None
-    graph = inner["_inner_compiled_fn"]
-    return graph.compiled_fn if isinstance(graph, SerializableCompiledFunction) else graph  # type: ignore[no-any-return]
+    return _unwrap(inner["_inner_compiled_fn"])  # type: ignore[no-any-return]
+
+
+def _unwrap(function: Any) -> Any:
+    """The function of one that AOTAutograd can store: of the graph where it captured it, of the whole where it was kept."""
+    return function.compiled_fn if isinstance(function, SerializableCompiledFunction) else function
 
 
 def _closure_of(function: Any) -> Mapping[str, Any]:

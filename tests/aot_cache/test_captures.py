@@ -25,6 +25,7 @@ from dynaxla.errors import PackageError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.table import OpRegistry
 from dynaxla.runtime.executable_cache import ExecutableCache
+from dynaxla.torch_api import aot_calls
 from tests.aot_cache.stored import assert_all_close, compile_anew, gradients, mlp
 from tests.tolerances import assert_close
 
@@ -201,6 +202,26 @@ def test_folded_weights_and_a_backward_need_no_graph(graphs_read: list[bytes], r
             with torch.enable_grad():
                 assert_all_close(gradients(compile_anew(mlp()), x), gradients(mlp(), x))
     assert not graphs_read
+
+
+@torch.no_grad()
+def test_a_capture_is_called_without_the_wrapper(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    """As a graph is that was captured: the wrapper takes as long as a small call."""
+    direct: list[bool] = []
+    find = aot_calls._find_graph
+
+    def noting(whole: Callable[..., Any]) -> Callable[[list[Any]], Any] | None:
+        graph = find(whole)
+        direct.append(graph is not None)
+        return graph
+
+    monkeypatch.setattr(aot_calls, "_find_graph", noting)
+    for loaded in (0, 1):
+        with recorder.expect(captures_loaded=loaded):
+            compiled, x = compile_anew(mlp()), torch.randn(5, 8)
+            for _ in range(3):
+                assert_close(compiled(x), mlp()(x))
+    assert direct == [True, True]
 
 
 def kept_graph(function: Callable[..., Any], x: Tensor, monkeypatch: pytest.MonkeyPatch) -> CachedGraph:
