@@ -124,18 +124,52 @@ def _while_loop(
 
 
 def _scan(
-    run: Run, combine: GraphModule, init: Sequence[jax.Array], xs: Sequence[jax.Array], more: Sequence[Value]
+    run: Run,
+    combine: GraphModule,
+    init: Sequence[jax.Array],
+    xs: Sequence[jax.Array],
+    more: Sequence[Value],
+    places: jax.Array | None = None,
 ) -> Values:
+    """
+    Args:
+        places: how many places are scanned, from the first; None: all.
+    """
+
     def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
         results = _strong(run(combine, [*carry, *slices, *more]))
         return results[: len(init)], results[len(init) :]
 
-    carry, stacked = lax.scan(step, tuple(init), tuple(xs))
+    if places is None:
+        carry, stacked = lax.scan(step, tuple(init), tuple(xs))
+    else:
+        carry, stacked = _scan_first(step, tuple(init), xs, jnp.reshape(places, ()))
     return (*carry, *stacked)
 
 
-def _map(run: Run, body: GraphModule, xs: Sequence[jax.Array], more: Sequence[Value]) -> Values:
-    return _scan(run, body, (), xs, more)
+def _scan_first(
+    step: Callable[[Arrays, Arrays], tuple[Arrays, Arrays]], init: Arrays, xs: Sequence[jax.Array], places: jax.Array
+) -> tuple[Arrays, Arrays]:
+    """What `lax.scan` gives for the first places; zeros stand behind."""
+
+    def read(place: jax.Array | int) -> Arrays:
+        return tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in xs)
+
+    def take(place: jax.Array, state: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
+        carry, made = step(state[0], read(place))
+        stacked = zip(state[1], made, strict=True)
+        return carry, tuple(lax.dynamic_update_index_in_dim(all_, one, place, 0) for all_, one in stacked)
+
+    made = jax.eval_shape(step, init, read(0))[1]
+    stacked = tuple(jnp.zeros((xs[0].shape[0], *each.shape), each.dtype) for each in made)
+    found: tuple[Arrays, Arrays] = lax.fori_loop(jnp.zeros_like(places), places, take, (init, stacked))
+    return found
+
+
+def _map(
+    run: Run, body: GraphModule, xs: Sequence[jax.Array], more: Sequence[Value], places: jax.Array | None = None
+) -> Values:
+    return _scan(run, body, (), xs, more, places)
 
 
 def _invoke(run: Run, called: GraphModule, identifier: str, *operands: Value) -> Values:

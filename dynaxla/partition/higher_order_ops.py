@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.types import IntLikeType
 
+from dynaxla.bucketing.pad_rules.recurrent import loop_over_places
 from dynaxla.cache.key import Key
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
@@ -73,10 +74,34 @@ class Region:
         args: tuple[Any, ...] = tree_unflatten(leaves, self.tree)
         return args
 
-    def run_eager(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        return list(self.target(*self.arguments(tensors, sizes)))
+    @property
+    def carried(self) -> int:
+        """How many results a loop over places carries from place to place; the others have a value of each place."""
+        return len(self.arguments(*self._numbers())[1]) if self.target is _higher_order.scan else 0
 
-    def run_fake(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    @property
+    def scanned(self) -> range:
+        """Which tensors a loop over places reads one place at a time; none of another operator's."""
+        if self.target not in (_higher_order.scan, _higher_order.map_impl):
+            return range(0)
+        read = self.arguments(*self._numbers())[-2]
+        return range(read[0], read[-1] + 1)
+
+    def _numbers(self) -> tuple[range, range]:
+        operands = [x for x in self.leaves if isinstance(x, _Operand)]
+        tensors = sum(x.is_tensor for x in operands)
+        return range(tensors), range(len(operands) - tensors)
+
+    def run_eager(self, tensors: Sequence[Tensor], sizes: Sequence[int], places: Tensor | None = None) -> list[Tensor]:
+        if places is None:
+            return list(self.target(*self.arguments(tensors, sizes)))
+        most, count = tensors[self.scanned[0]].shape[0], int(places)
+        read = [x[:count] if index in self.scanned else x for index, x in enumerate(tensors)]
+        results = self.run_eager(read, sizes)
+        padding = (x.new_zeros(most - count, *x.shape[1:]) for x in results[self.carried :])
+        return [*results[: self.carried], *map(torch.cat, zip(results[self.carried :], padding, strict=True))]
+
+    def run_fake(self, tensors: Sequence[Tensor], sizes: Sequence[int], places: Tensor | None = None) -> list[Tensor]:
         """Returns fake results for fake tensors."""
         return [torch.empty_like(x) for x in _FAKE_KERNELS[self.target](*self.arguments(tensors, sizes))]
 
@@ -97,10 +122,12 @@ class _Body:
     bodies: Mapping[OpOverload, Body]
     library: torch.library.Library
 
-    def __call__(self, tensors: Sequence[control_flow.Value], sizes: Sequence[int]) -> control_flow.Values:
+    def __call__(
+        self, tensors: Sequence[control_flow.Value], sizes: Sequence[int], places: control_flow.Value | None = None
+    ) -> control_flow.Values:
         args = self.region.arguments(tensors, sizes)
         try:
-            return control_flow.call(self.region.target, args, self.bodies)
+            return control_flow.call(self.region.target, args if places is None else (*args, places), self.bodies)
         except (TypeError, ValueError) as error:  # for example if branches return values of different shapes
             raise LinkError(f"JAX cannot trace the {self.region.target}: {error}", op=self.name) from error
 
@@ -180,11 +207,13 @@ class _Taker:
             self._rewrite(graph)
         name, digest = f"{region.target}_{next(self._numbers)}", self._digest(region)
         full = f"{name}.{digest}".removesuffix(".")
-        self._library.define(f"{full}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+        # `places`: of the places of a loop over padded ones, how many are real, and come first
+        self._library.define(f"{full}(Tensor[] tensors, SymInt[] sizes, Tensor? places=None) -> Tensor[]")
         self._library.impl(full, region.run_eager, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{REGIONS}::{full}", region.run_fake, lib=self._library)
         target = getattr(getattr(getattr(torch.ops, REGIONS), name), digest or "default")
-        return Record(target, _Body(str(target), region, self._table.bodies, self._library))
+        pad = loop_over_places(region.scanned, region.carried) if region.scanned else None
+        return Record(target, _Body(str(target), region, self._table.bodies, self._library), pad)
 
     def _digest(self, region: Region) -> str:
         """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the user."""

@@ -123,11 +123,12 @@ def capture_scans() -> None:
 
 
 def _may_loop(combine: Callable[..., list[Tensor]], places: list[Tensor]) -> bool:
-    """Whether a loop over the places is allowed and pays: sizes are constant, states are large and keep shape and dtype."""
-    size, elements = places[0].shape[0], places[0].numel()
-    if not has_static_value(elements) or size < 2 or elements < size * _LARGE_STATE or _transforms_are_active():
-        return False
+    """Whether a loop over the places is allowed and pays: a state is large, of constant sizes, and keeps shape and dtype."""
     firsts = [leaf[:1] for leaf in places]
+    if not all(has_static_value(first.numel()) for first in firsts) or firsts[0].numel() < _LARGE_STATE:
+        return False
+    if places[0].shape[0] < 2 or _transforms_are_active():
+        return False
     states = combine(*firsts, *firsts)
     return all(a.dtype == b.dtype and a.shape == b.shape for a, b in zip(states, firsts, strict=True))
 

@@ -1,4 +1,4 @@
-"""Associative scans: a loop over places where states are large, otherwise a tree that serves many sizes."""
+"""Loops over places in buckets of places, and associative scans: such loops where states are large, otherwise trees."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops import associative_scan
+from torch._higher_order_ops import associative_scan, scan
+from torch._higher_order_ops import map as map_
 
 from dynaxla.observe.recorder import Recorder
 from tests.bucketing.eager_programs import eager_programs
-from tests.partition.test_control_flow import assert_same, compile_, lowered_functions
+from tests.bucketing.poison import poison_padding
+from tests.lists import quick
+from tests.partition.test_control_flow import Function, assert_same, compile_, lowered_functions
 from tests.tolerances import assert_close
 
 
@@ -60,20 +63,94 @@ def test_a_scan_of_large_states_is_a_loop(recorder: Recorder, places: int, rever
         assert_close(actual, expected)
 
 
-def test_scans_of_large_states_that_cannot_be_loops(recorder: Recorder) -> None:
-    """One place, states of another dtype than the scanned elements, sizes that vary, and transforms."""
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x.double() + y.double()
+
+
+NO_LOOPS: dict[str, tuple[Function, Function, bool | None, Function]] = {
+    "one place": (scan_states, step_through_states, False, lambda a, b: (a[:, :1], b[:, :1])),
+    "states of another dtype": (
+        lambda x, _: associative_scan(add, x, 0, combine_mode="generic"),
+        lambda x, _: x.double().cumsum(0),
+        False,
+        lambda a, b: (a.float(), b),
+    ),
+    "sizes that vary": (scan_states, step_through_states, True, lambda a, b: (a, b)),
+    "transforms": (
+        torch.vmap(scan_states),
+        torch.vmap(step_through_states),
+        False,
+        lambda a, b: (a[None], b[None]),
+    ),
+}
+
+
+@pytest.mark.parametrize("why", quick(list(NO_LOOPS), "one place", "states of another dtype"))
+def test_scans_of_large_states_that_cannot_be_loops(recorder: Recorder, why: str) -> None:
+    function, expected, dynamic, change = NO_LOOPS[why]
     before, x = lowered_functions(), torch.randn(5, 3, 16384, dtype=torch.float64)
-    states = x.abs() + 0.5, x
-
-    def add(x: Tensor, y: Tensor) -> Tensor:
-        return x.double() + y.double()
-
     with recorder.expect(eager_ops=0), torch.no_grad():
-        one = states[0][:, :1], states[1][:, :1]
-        assert_same(step_through_states, compile_(scan_states, dynamic=False), *one)
-        summed = compile_(lambda x: associative_scan(add, x, 0, combine_mode="generic"), dynamic=False)
-        assert_same(lambda x: x.double().cumsum(0), summed, x.float())
-        assert_same(step_through_states, compile_(scan_states, dynamic=True), *states)
-        mapped = compile_(torch.vmap(scan_states), dynamic=False)
-        assert_same(torch.vmap(step_through_states), mapped, *(x[None] for x in states))
+        assert_same(expected, compile_(function, dynamic), *change(x.abs() + 0.5, x))
     assert lowered_functions() == before
+
+
+def recur(x: Tensor, w: Tensor) -> Any:
+    def step(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        return h, h * 2
+
+    last, every = scan(step, x.new_zeros(3, 4), x)
+    return last, every.sum(0), every[-1]
+
+
+def recur_in_turn(x: Tensor, w: Tensor) -> Any:
+    return recur(torch.cat([x[1:], x[:1] + 1]).flip(0), w)  # whose padding is in front, and between places
+
+
+def map_rows(x: Tensor, w: Tensor) -> Any:
+    return map_(lambda row, w: torch.softmax(row @ w, -1) * row.sum(), x, w)
+
+
+@pytest.mark.parametrize("function", [recur, recur_in_turn, map_rows])
+@pytest.mark.parametrize("compiles", quick([False, True], False))
+def test_loops_over_places_run_in_buckets(recorder: Recorder, function: Function, compiles: bool) -> None:
+    compiled, before = compile_(function), recorder.snapshot()
+    w = torch.randn(4, 4, dtype=torch.float64) / 2
+    with poison_padding() if compiles else eager_programs():
+        for places in (5, 9, 17, 23, 3):
+            x = torch.randn(places, 3, 4, dtype=torch.float64)
+            with torch.no_grad():
+                assert_same(function, compiled, x, w)
+            found = []
+            for one in (compiled, function):
+                inputs = x.clone().requires_grad_(), w.clone().requires_grad_()
+                results = one(*inputs)
+                total = sum(y.sin().sum() for y in (results if isinstance(results, tuple) else (results,)))
+                found.append(torch.autograd.grad(total, inputs))
+            for actual, expected in zip(*found, strict=True):
+                assert_close(actual, expected)
+    after = recorder.snapshot()
+    assert after.exact_shapes == before.exact_shapes
+    assert (
+        after.compiles - before.compiles <= 3 * 5
+    )  # for inference, forward and backward; buckets of 5, of 4, 8, 16, 24
+
+
+def test_an_associative_scan_of_large_states_runs_in_buckets(recorder: Recorder) -> None:
+    compiled, before = compile_(scan_states), recorder.snapshot()
+    with poison_padding(), torch.no_grad():
+        for places in (5, 9, 17, 18, 20, 23, 3, 2, 1):
+            a, b = torch.rand(2, places, 8192) + 0.5, torch.randn(2, places, 8192)
+            assert_same(step_through_states, compiled, a, b)
+    after = recorder.snapshot()
+    assert after.exact_shapes == before.exact_shapes
+    assert len(after.captured) - len(before.captured) == 4  # 5 alone, 3 and more, 2, 1
+    assert after.compiles - before.compiles <= 6
+
+
+def test_a_loop_of_rows_that_vary_is_exact_with_a_reason(recorder: Recorder) -> None:
+    compiled, w = compile_(map_rows, dynamic=True), torch.randn(4, 4)
+    with eager_programs(), torch.no_grad():
+        for places, rows in ((5, 7), (6, 6)):
+            assert_same(map_rows, compiled, torch.randn(places, rows, 4), w)
+    assert "a size within its sub-graph varies" in recorder.snapshot().exact_shapes[-1]
