@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
 from dynaxla.torch_api.capture_cache import CachedCode, NotUsable, get_shared, is_packaging
-from dynaxla.torch_api.capture_state import is_guarded_by_memory
+from dynaxla.torch_api.capture_state import find_fixed_floats, guard_floats, is_guarded_by_memory
 
 logger = logging.getLogger("dynaxla")
 
@@ -47,11 +47,15 @@ class CachedGraph(CachedCode):
     anew, as it does for an error in `post_compile`, which would be the end of the user's call where Dynamo's captures are kept:
     there is no capture then, and the graph raises. A recipe with a warm_start that holds here is read when a call's program is
     not on disk.
+
+    Attributes:
+        fixed_floats: the names of the floats of which the graph has constants: where it is found, Dynamo is to guard on them.
     """
 
     recipe: SerializedGraph | None  # until it is built of, which changes it
     bundle: PackagedPrograms | None
     stored: SerializedWarmStart | None = None
+    fixed_floats: Sequence[str] = ()
 
     @classmethod
     def built(cls, graph: CapturedGraph, builder: GraphBuilder) -> CachedGraph:
@@ -108,7 +112,7 @@ class CachedGraph(CachedCode):
 
     def __setstate__(self, content: bytes) -> None:
         self.__init__(content, None)  # type: ignore[misc]
-        recipe, self.bundle, stored = unpack_content(content)
+        recipe, self.bundle, stored, self.fixed_floats = unpack_content(content)
         self.stored = None if stored is None else deserialize_warm_start(stored)
         if self.stored is not None and not _holds(self.stored):
             self.stored = None
@@ -127,6 +131,7 @@ class CachedGraph(CachedCode):
             assert self.content is not None
             capture = get_shared()
             try:
+                guard_floats(self.fixed_floats)
                 self.function = self._build()
             except DynaxlaError as error:
                 if capture is not None:
@@ -164,16 +169,19 @@ class CachedGraph(CachedCode):
         return function
 
 
-def pack_content(recipe: bytes, bundle: PackagedPrograms | None, stored: bytes | None) -> bytes:
+def pack_content(
+    recipe: bytes, bundle: PackagedPrograms | None, stored: bytes | None, fixed_floats: Sequence[str] = ()
+) -> bytes:
     """A package of what is stored of a graph; its programs among it, where there is a bundle."""
     archive = Archive() if bundle is None else bundle.entries.copy()
     archive.put(_RECIPE, _GRAPH, recipe)
     if stored is not None:
         archive.put(_WARM_START, _GRAPH, stored)
-    return archive.pack({} if bundle is None else bundle.document())
+    document = {} if bundle is None else bundle.document()
+    return archive.pack({**document, "fixed_floats": list(fixed_floats)})
 
 
-def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, bytes | None]:
+def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, bytes | None, list[str]]:
     """What `pack_content` was given.
 
     Raises:
@@ -183,14 +191,16 @@ def unpack_content(content: bytes) -> tuple[bytes, PackagedPrograms | None, byte
     recipe, stored = archive.get(_RECIPE, _GRAPH), archive.get(_WARM_START, _GRAPH)
     if recipe is None:
         raise PackageError("what was saved is not used: it has no graph", "save it anew")
-    return recipe, PackagedPrograms.from_document(document, archive) if "environment" in document else None, stored
+    bundle = PackagedPrograms.from_document(document, archive) if "environment" in document else None
+    return recipe, bundle, stored, document["fixed_floats"]
 
 
 def _content(
     recipe: bytes, bundle: PackagedPrograms | None, warm_start: WarmStart | None, builder: GraphBuilder
 ) -> bytes:
     terms = builder.policies, builder.options, builder.origin.what
-    return pack_content(recipe, bundle, None if warm_start is None else serialize_warm_start(warm_start, *terms))
+    stored = None if warm_start is None else serialize_warm_start(warm_start, *terms)
+    return pack_content(recipe, bundle, stored, find_fixed_floats())
 
 
 def _recipe(content: bytes) -> SerializedGraph:

@@ -20,7 +20,7 @@ from dynaxla.graph_builder import GraphBuilder
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.torch_api import capture_cache
-from dynaxla.torch_api.capture_state import find_replaced_formula
+from dynaxla.torch_api.capture_state import find_replaced_formula, read_floats
 from dynaxla.torch_api.fakes import get_view_base, memory_of
 from dynaxla.torch_api.overloads import namespace
 
@@ -58,7 +58,7 @@ def find_tag(module: GraphModule, builder: GraphBuilder, inputs: Sequence[Any], 
     if why is None:
         try:
             known = shared.registered.current
-            given = f"{placement} {describe_inputs(inputs)}"
+            given = f"{placement} {describe_inputs(inputs)} {read_floats()}"
             return capture_tag(options, builder.policies, known, packaged=packaged, inputs=given)
         except CannotTag as error:
             why = str(error)
@@ -104,14 +104,16 @@ def find_unkeyed_formulas(inputs: Sequence[Any]) -> str | None:
 
 
 def describe_inputs(inputs: Sequence[Any]) -> str:
-    """What torch's key lacks of inputs: classes of tensor subclasses, which inputs share memory, and of what they are views."""
+    """What torch's key lacks of inputs: classes of tensor subclasses, which inputs share memory, where in it they begin, and of
+    what they are views."""
     classes = [type(tensor).__qualname__ for value in inputs for tensor in _subclassed(value)]
     plain = {i: value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and not _inner(value)}
     memories = {i: memory_of(value) for i, value in plain.items() if value.layout is torch.strided}
     users = Counter(memories.values())
     shared = {i: (memory, id(get_view_base(plain[i]))) for i, memory in memories.items() if users[memory] > 1}
     numbers = {identity: i for i, pair in reversed(shared.items()) for identity in pair}
-    return repr((classes, [(i, *(numbers[identity] for identity in pair)) for i, pair in shared.items()]))
+    views = [(i, plain[i].storage_offset(), *(numbers[identity] for identity in pair)) for i, pair in shared.items()]
+    return repr((classes, views))
 
 
 def _subclassed(value: Any) -> Iterator[torch.Tensor]:

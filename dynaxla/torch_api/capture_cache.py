@@ -258,11 +258,11 @@ def _describe_guards(cache_info: Any) -> str | None:
 
 def find_bypass_reason(module: GraphModule) -> str | None:
     """Returns why AOTAutograd's cache does not take a graph of Dynamo's, None if it does. Relies on `check_cacheable`
-    and the exceptions that it raises."""
+    and the exceptions that it raises: an AssertionError for a method of a number."""
     try:
         with _allow_autocast_functions():
             check_cacheable(module)
-    except (BypassAOTAutogradCache, BypassFxGraphCache) as refusal:
+    except (BypassAOTAutogradCache, BypassFxGraphCache, AssertionError) as refusal:
         return str(refusal).partition("\n")[0].strip()
     return None
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import contextvars
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch._decomp import decomposition_table
 from torch._functorch import config as _functorch_config
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from dynaxla.torch_api.autocast_lists import autocast_state
 from dynaxla.torch_api.dynamo import compile_lock
@@ -97,3 +99,41 @@ def is_guarded_by_memory() -> bool:
     """
     context = TracingContext.try_get()
     return context is not None and bool(context.guards_context.aotautograd_guards)
+
+
+def read_floats() -> dict[str, float]:
+    """The values of the Python floats that vary in the current capture, by the names of their symbols.
+
+    Relies on `ShapeEnv.backed_var_to_val`, and on `symbol_is_type`.
+    """
+    env = _shape_env()
+    values = {} if env is None else env.backed_var_to_val
+    return {symbol.name: float(value) for symbol, value in values.items() if symbol_is_type(symbol, SymT.FLOAT)}
+
+
+def find_fixed_floats() -> list[str]:
+    """The names of those of which tracing made constants (`int(m)`, the bound of a clamp), and on which it guards.
+
+    Relies on `ShapeEnv.guards`.
+    """
+    env = _shape_env()
+    symbols = (symbol for guard in ([] if env is None else env.guards) for symbol in guard.expr.free_symbols)
+    return sorted({symbol.name for symbol in symbols if symbol_is_type(symbol, SymT.FLOAT)})
+
+
+def guard_floats(names: Collection[str]) -> None:
+    """Has Dynamo guard on the values of these floats in the current capture, which is found stored: only guards on sizes are
+    stored with one.
+
+    Relies on `ShapeEnv.evaluate_expr`, which guards on what it is asked.
+    """
+    env = _shape_env()
+    for symbol, value in [] if env is None else list(env.backed_var_to_val.items()):
+        if symbol.name in names:
+            env.evaluate_expr(sympy.Eq(symbol, value))
+
+
+def _shape_env() -> Any:
+    """Relies on `TracingContext.fake_mode`."""
+    context = TracingContext.try_get()
+    return None if context is None or context.fake_mode is None else context.fake_mode.shape_env

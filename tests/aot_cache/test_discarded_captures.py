@@ -148,7 +148,7 @@ def replace_recipes(captures: Path, other: Path, change: Callable[[bytes], bytes
     (path,), (donor,) = ([p for p in folder.glob("*/*") if p.is_file()] for folder in (captures, other))
     entry = pickle.loads(path.read_bytes())
     for mine, its in zip(graphs(entry), graphs(pickle.loads(donor.read_bytes())), strict=True):
-        recipe, (_, bundle, warm_start) = unpack_content(its.content or b"")[0], unpack_content(mine.content or b"")
+        recipe, (_, bundle, warm_start, _) = unpack_content(its.content or b"")[0], unpack_content(mine.content or b"")
         mine.content = pack_content(change(recipe), bundle, warm_start)
     path.write_bytes(pickle.dumps(entry))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
 from torch.testing._internal.two_tensor import TwoTensor
@@ -45,11 +46,77 @@ def overlapping() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("first", [apart, overlapping])
 @torch.no_grad()
 def test_which_inputs_share_memory_is_in_the_key(first: Any, recorder: Recorder) -> None:
-    """Sizes, strides and offsets, which torch's key has, are the same."""
+    """Sizes and strides, which torch's key has, and offsets are the same."""
     second = overlapping if first is apart else apart
     for given, loaded in ((first, 0), (second, 0), (first, 1), (second, 1)):
         with recorder.expect(captures_loaded=loaded):
             assert_close(compile_anew(doubles_one, dynamic=False)(*given()), doubles_one(*given()))
+
+
+@torch.no_grad()
+def test_where_inputs_begin_in_a_shared_memory_is_in_the_key(recorder: Recorder) -> None:
+    """A write to a view is a write to a part of the other input, which the graph has as numbers. torch's key has no offsets."""
+
+    def grow(whole: Tensor, part: Tensor) -> Tensor:
+        part.mul_(10)
+        return whole + 1
+
+    for loaded in (0, 1):
+        for at in (2, 0, 4):
+            memory, expected = torch.ones(8), torch.ones(8)
+            with recorder.expect(captures_loaded=loaded):
+                found = compile_anew(grow, dynamic=False)(memory, memory[at : at + 4])
+            assert_close(found, grow(expected, expected[at : at + 4]))
+            assert_close(memory, expected)
+
+
+FIXED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "int": lambda x, m: x * m + int(m),
+    "a bound": lambda x, m: torch.clamp(x * m, max=m - 0.25),
+    "a slope": lambda x, m: F.leaky_relu(-x * m, m),
+    "a fill value": lambda x, m: x * m + torch.full((1,), m),
+    "a comparison": lambda x, m: x * m + (m > 3) * 2,
+    "alpha and beta": lambda x, m: torch.addmm(x[None], x[None], x[:, None], alpha=m, beta=m),
+    "a norm": lambda x, m: torch.norm(x * m, p=m)[None],
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("what", FIXED)
+def test_a_float_that_is_a_constant_of_a_capture_is_guarded_where_it_is_found(
+    what: str, train: bool, recorder: Recorder
+) -> None:
+    function = FIXED[what]
+    before = recorder.snapshot().captures_loaded
+    for numbers in ((1.5, 2.5, 3.5, 4.5), (1.5, 2.5, 4.5, 3.5), (1.5, 3.5, 2.5, 5.5)):
+        compiled = compile_anew(function)
+        for number in numbers:
+            found = []
+            for each in (compiled, function):
+                x = torch.ones(1, requires_grad=train)
+                y = each(x, number)
+                gradients = torch.autograd.grad(y.sum(), x) if train else ()
+                found.append(torch.cat([y.detach().view(-1), *gradients]))
+            assert_close(*found)
+    assert recorder.snapshot().captures_loaded - before >= 4
+
+
+@torch.no_grad()
+def test_a_float_that_varies_is_an_input_of_a_stored_capture(recorder: Recorder) -> None:
+    for loaded in (0, 2):
+        compiled, before = compile_anew(lambda x, m: x * m), len(recorder.snapshot().captured)
+        with recorder.expect(captures_loaded=loaded):
+            for number in (1.5, 2.5, 3.5):
+                assert_close(compiled(torch.ones(1), number), torch.ones(1) * number)
+        assert len(recorder.snapshot().captured) - before == 2
+
+
+@torch.no_grad()
+def test_a_method_of_a_float_is_no_error(reasons: Callable[[], list[str]], recorder: Recorder) -> None:
+    compiled = compile_anew(lambda x, m: 2 * x if m.is_integer() else x)
+    with recorder.expect(eager_ops=0):
+        assert [compiled(torch.ones(1), number).item() for number in (1.0, 2.5, 3.0)] == [2, 1, 2]
+    assert any("to be Node" in told for told in reasons())
 
 
 @torch.no_grad()

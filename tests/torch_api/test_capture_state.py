@@ -12,7 +12,14 @@ from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from dynaxla.torch_api.capture_state import CaptureState, find_replaced_formula, is_guarded_by_memory
+from dynaxla.torch_api.capture_state import (
+    CaptureState,
+    find_fixed_floats,
+    find_replaced_formula,
+    guard_floats,
+    is_guarded_by_memory,
+    read_floats,
+)
 from tests.torch_api.boundary import boundary
 
 
@@ -90,3 +97,28 @@ def test_guards_on_memory_are_known_when_a_graph_is_compiled() -> None:
         torch.compile(add, backend=aot_autograd(fw_compiler=note), dynamic=True)(memory[:4], y)
     assert seen == [False, True, True]
     assert not is_guarded_by_memory()
+
+
+@boundary("capture_state.read_floats", "capture_state.find_fixed_floats", "capture_state.guard_floats")
+@torch.no_grad()
+@pytest.mark.parametrize("guards", [False, True])
+def test_floats_that_tracing_makes_constants_of_are_known(guards: bool) -> None:
+    seen: list[tuple[dict[str, float], list[str]]] = []
+
+    def note(module: GraphModule, inputs: object) -> Any:
+        seen.append((read_floats(), find_fixed_floats()))
+        guard_floats(read_floats() if guards else [])
+        return module.forward
+
+    for function in (lambda x, m: x * m, lambda x, m: x * m + int(m), lambda x, m: x.clamp(max=m - 0.25)):
+        torch._dynamo.reset()
+        seen.clear()
+        compiled = torch.compile(function, backend=aot_autograd(fw_compiler=note))
+        for number in (1.5, 2.5, 3.5):  # a constant at first
+            compiled(torch.ones(2), number)
+        is_fixed = any(fixed for _, fixed in seen)
+        assert [list(floats.values()) for floats, _ in seen] == [[], [2.5], [3.5]][: 3 if is_fixed or guards else 2]
+        assert all(fixed == (list(floats) if is_fixed else []) for floats, fixed in seen)
+    assert is_fixed
+    assert read_floats() == {}
+    assert find_fixed_floats() == []
