@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from dynaxla.fx.permutations import invert_permutation
-from dynaxla.torch_api.decompositions import Decomposition, suggest_memory_format
+from dynaxla.torch_api.decompositions import Decomposition, is_native_convolution, suggest_memory_format
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves, tree_map_only
 from dynaxla.torch_api.symbols import example
 from dynaxla.torch_api.tracing import pause_tracing
 
 aten = torch.ops.aten
+_CONVOLUTION_BACKWARD = aten.convolution_backward.default
 
 Strides = tuple[int, ...]
 Rule = Callable[..., Strides]
@@ -154,9 +155,33 @@ def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *argumen
     return set_dim_order(results[0], strides), *results[1:]
 
 
+def keep_weight_gradient(otherwise: Decomposition | None, *arguments: Any) -> Any:
+    """Decomposes the gradients of a convolution, of which the weight's has dims of one element and is row-major by kernels of
+    torch's own, while torch predicts the strides of channels last, which mean the same: (3, 1, 3, 3) of 8 x 3 x 1 x 1."""
+    gradient, x, weight, *settings, mask = arguments
+    if not mask[1] or _is_row_major(x) or not _is_native(x, weight, settings):
+        return NotImplemented if otherwise is None else otherwise(*arguments)
+    with pause_tracing():
+        first, second, _ = _CONVOLUTION_BACKWARD(*arguments)
+    if not _is_row_major(second):
+        return NotImplemented if otherwise is None else otherwise(*arguments)
+    results = _CONVOLUTION_BACKWARD(*(each.contiguous() for each in (gradient, x, weight)), *settings, mask)
+    return (set_dim_order(results[0], tuple(map(example, first.stride()))) if mask[0] else None), *results[1:]
+
+
+def _is_native(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
+    with pause_tracing():
+        made = [_meta(each) for each in (x, weight)]
+        if x.is_cuda or None in made:
+            return False
+        plain = [torch.empty_strided(e.shape, e.stride(), dtype=x.dtype) for e in made]  # type: ignore[union-attr]
+        return is_native_convolution(*plain, *tree_map_only(torch.SymInt, example, list(settings)))
+
+
 def stride_decompositions(others: Mapping[OpOverload, Decomposition]) -> Mapping[OpOverload, Decomposition]:
     """The decompositions of these ops, above the other decompositions of the same ops."""
-    return {op: partial(keep_eager_strides, op, others.get(op)) for op in _RULES}
+    kept = {op: partial(keep_eager_strides, op, others.get(op)) for op in _RULES}
+    return {**kept, _CONVOLUTION_BACKWARD: partial(keep_weight_gradient, others.get(_CONVOLUTION_BACKWARD))}
 
 
 def _is_row_major(value: Any) -> bool:

@@ -8,7 +8,7 @@ parameters; on `Tensor._is_all_true`; on `torch._assert_async`, which Dynamo emi
 
 A generic `associative_scan` over a dynamic size is captured once for each power of two. torch's implementation is a tree that
 halves the size repeatedly, with a guard each time on whether it is even: Dynamo captures it again for nearly every size, so for
-nearly every prompt length of a state space model. Where sizes are constant and states are large it is captured as a loop over
+nearly every prompt length of a state space model. Where states are large and of constant sizes, it is captured as a loop over
 places, `torch._higher_order_ops.scan`: a tree reads and writes all states several times. Relies on `generic_associative_scan`,
 which `associative_scan` looks up in its module and Dynamo traces, on its arguments, on Dynamo knowing `has_static_value`, on
 `peek_interpreter_stack`, and on `torch.compiler.assume_constant_result`.

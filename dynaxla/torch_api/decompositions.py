@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch._inductor.inductor_prims  # defines prims.fma
 import torch._prims
+from torch import Tensor
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import get_computation_dtype, suggest_memory_format
@@ -54,6 +55,19 @@ def decompositions_of(ops: Sequence[Any]) -> Mapping[OpOverload, Decomposition]:
     """Returns torch's decompositions of these overloads, and of all overloads of these packets. Relies on
     `torch._decomp.get_decompositions`."""
     return get_decompositions(ops)  # type: ignore[return-value]
+
+
+def is_native_convolution(x: Tensor, weight: Tensor, *settings: Any) -> bool:
+    """Whether eager computes a convolution of these tensors of the host by kernels of torch's own, not by a library's.
+
+    Args:
+        settings: sizes of the bias, stride, padding, dilation, whether it is transposed, output padding and groups.
+
+    Relies on `torch._C._select_conv_backend`, and on the names of these kernels in `torch._C._ConvBackend`.
+    """
+    names = ("bias_sizes", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    chosen = torch._C._select_conv_backend(x, weight, bias=None, **dict(zip(names, settings, strict=True)))
+    return chosen.name.startswith("Slow")
 
 
 def compute_output_size(sizes: Sequence[Any], output_size: Any, scale_factors: Any) -> Any:

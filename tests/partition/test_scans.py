@@ -51,7 +51,7 @@ def test_a_scan_is_captured_for_sizes_up_to_a_power_of_two(recorder: Recorder) -
 def test_a_scan_of_large_states_is_a_loop(recorder: Recorder, places: int, reverse: bool) -> None:
     a, b = torch.rand(2, places, 8192, dtype=torch.float64) + 0.5, torch.randn(2, places, 8192, dtype=torch.float64)
     before = lowered_functions()
-    with recorder.expect(compiles=1, eager_ops=0), torch.no_grad():
+    with recorder.expect(eager_ops=0), torch.no_grad():
         compiled = compile_(lambda a, b: scan_states(a, b, reverse), dynamic=False)
         assert_same(lambda a, b: step_through_states(a, b, reverse), compiled, a, b)
     assert lowered_functions() > before

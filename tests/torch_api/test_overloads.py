@@ -282,6 +282,14 @@ def test_upsampling_computes_its_size() -> None:
     assert list(decompositions.compute_output_size((1, 1, 4, 6), [5, 7], None)) == [5, 7]
 
 
+@boundary("decompositions.is_native_convolution")
+def test_the_kernels_of_a_convolution_are_known() -> None:
+    settings = [[6], [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    x, weight = torch.randn(8, 4, 32, 32), torch.randn(6, 4, 1, 1)
+    assert decompositions.is_native_convolution(x.double(), weight.double(), *settings)
+    assert decompositions.is_native_convolution(x, weight, *settings) != torch.backends.mkldnn.is_available()
+
+
 @boundary("decompositions.get_computation_dtype", "decompositions.suggest_memory_format")
 def test_eager_computes_in_wider_dtypes_and_keeps_layouts() -> None:
     wide = decompositions.get_computation_dtype
