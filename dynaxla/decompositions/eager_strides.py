@@ -174,7 +174,7 @@ def _is_native(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
         made = [_meta(each) for each in (x, weight)]
         if x.is_cuda or None in made:
             return False
-        plain = [torch.empty_strided(e.shape, e.stride(), dtype=x.dtype) for e in made]  # type: ignore[union-attr]
+        plain = [torch.empty_strided(e.shape, e.stride(), dtype=x.dtype, device="cpu") for e in made if e is not None]
         return is_native_convolution(*plain, *tree_map_only(torch.SymInt, example, list(settings)))
 
 

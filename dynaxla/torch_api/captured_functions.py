@@ -92,6 +92,8 @@ def _message_text(message: Any) -> str | None:
 
 
 _SMALLEST = 64
+# Elements. By estimate, none was measured on a TPU, a loop over smaller states costs a TPU more than a tree. On a CPU, scans
+# alone took less time as loops at all of the sizes that were tried.
 _LARGE_STATE = 16384
 _MODULE = "torch._higher_order_ops.associative_scan"  # torch._higher_order_ops.associative_scan is a function
 
