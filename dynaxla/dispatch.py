@@ -160,11 +160,14 @@ def make_part(
     client, prefetcher = PartCompileClient(programs, service), ProgramPrefetcher(programs, service)
     programs.listeners += [client.costs, prefetcher]
     on_call: list[CallListener] = []
+    run_known = run
     if programs.adapts_buckets and programs.keys.scheme is not None:
-        on_call.append(AdaptiveBuckets.of(programs, client, service).on_call)
+        buckets = AdaptiveBuckets.of(programs, client, service, policy)
+        on_call.append(buckets.on_call)
+        run_known = buckets.measure(run)
     if compiler.pipeline.options.compile == "behind":
         on_call.append(compiler.pipeline.recorder.on_call)
-    part = CompiledPart(programs, run, MissHandler(programs, run, policy, client), on_call)
+    part = CompiledPart(programs, run_known, MissHandler(programs, run, policy, client), on_call)
     if compiler.graphs.are_known:  # its programs may be on disk: load them before the first call
         prefetcher.load_likely()
     return count_calls(part, programs) if compiler.pipeline.options.call_metrics else part

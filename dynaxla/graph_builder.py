@@ -232,7 +232,7 @@ class GraphBuilder:
         self, pipeline: Pipeline, policies: SymbolPolicies, on_miss: Callable[[], MissPolicy] | None = None
     ) -> MakePart:
         def compiled(graphs: PartGraphs) -> PartFunction:
-            programs = PartPrograms(PartCompiler(graphs, pipeline), policies)
+            programs = PartPrograms(PartCompiler(graphs, pipeline), policies, adapts=on_miss is None)
             if on_miss is None:  # else it is an op, not a graph of the user's
                 self.shared.parts[id(programs)] = programs
             return make_part(programs, self.shared.watch, on_miss or self.miss_policy, self.shared.compile_service)

@@ -21,7 +21,7 @@ Dims = tuple[int | tuple[int, ...], ...]
 """The dim of each size of a plan, or the dims that share one bucket."""
 
 BucketsByDim = Mapping[int | Dims, BucketPolicy | JointPolicy]
-Buckets = BucketPolicy | BucketsByDim | Literal["learned"]
+Buckets = BucketPolicy | BucketsByDim | Literal["learned", "fixed"]
 DEVICE_MODES = ("eager", "fused")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -97,6 +97,7 @@ class Options:
             dim of the inputs, `{0: PowersOfTwo(), 1: Multiples(64)}`, and plans of several dims together, `{(0, 1): plan}`;
             if several dims share the bucket of the largest, as the sides of images may, `{(0, (2, 3)): plan}`. "learned"
             starts with the default, or with the buckets of an earlier process, and plans buckets from the observed sizes.
+            By default, on the CPU, they are planned once padding has cost the time of the compiles; with "fixed", never.
         compile: "now" compiles in the call that needs a program; "behind" runs such a call at once, in a larger bucket if
             that is cheaper than eager, else in eager, while child processes compile: docs/async_compile.md.
         cache: store executables on disk and load stored ones; docs/cache.md says where, and which files it trusts.
@@ -238,9 +239,10 @@ def _check_value(name: str, value: object, hint: Any) -> None:
 
 
 def _check_buckets(buckets: object) -> None:
-    if buckets is None or buckets == "learned" or isinstance(buckets, BucketPolicy):
+    if buckets is None or buckets == "learned" or buckets == "fixed" or isinstance(buckets, BucketPolicy):
         return
-    hint = 'write a policy, "learned", or for instance {0: dynaxla.PowersOfTwo(), 1: dynaxla.Multiples(64)}, or {(0, 1): plan}'
+    by_dim = "{0: dynaxla.PowersOfTwo(), 1: dynaxla.Multiples(64)}, or {(0, 1): plan}"
+    hint = f'write a policy, "learned", "fixed", or for instance {by_dim}'
     if not isinstance(buckets, Mapping):
         raise OptionError(f"option 'buckets' takes a policy or policies by dim, not {buckets!r}", hint)
     for dims, policy in buckets.items():

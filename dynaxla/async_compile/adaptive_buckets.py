@@ -7,11 +7,10 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from torch.fx import Graph
 
 from dynaxla.async_compile.job_queue import CompileJob
 from dynaxla.async_compile.part_client import PartCompileClient
@@ -19,7 +18,7 @@ from dynaxla.async_compile.protocol import PaddingRefused, PlanReply, PlanReques
 from dynaxla.async_compile.service import CompileService
 from dynaxla.bucket_policy import JointPolicy
 from dynaxla.bucketing.bucket_planner import Plan
-from dynaxla.bucketing.observed_sizes import MOST_SIZES, ObservedSizes, Values
+from dynaxla.bucketing.observed_sizes import MEMORY, MOST_SIZES, ObservedSizes, Values
 from dynaxla.bucketing.shape_keys import ShapeKeys
 from dynaxla.bucketing.size_buckets import BucketScheme
 from dynaxla.cache.kinds import PLAN
@@ -27,20 +26,20 @@ from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
+from dynaxla.programs.miss_policy import MissPolicy
 from dynaxla.programs.outline_pickling import CannotSerialize
 from dynaxla.programs.part_programs import PartPrograms
-from dynaxla.types import TensorSpec
+from dynaxla.programs.program import Program
+from dynaxla.programs.sharding_misses import RunProgram
 
 logger = logging.getLogger("dynaxla")
 
 KIND = PLAN.name
 
 CALLS_PER_CHECK = 16
-"""After so many calls it is looked at what they were."""
+"""After so many calls it is looked at what they were, if their programs ran for `CHECK_SHARE` of the time of a compile."""
 
-MIN_SAVING_CELLS = 8
-"""Sizes are planned when, since they last were, as much was padded as so many cells have to save. A plan is taken that saves so
-much of what has been padded."""
+CHECK_SHARE = 0.25
 
 MAX_BACKOFF = 4
 """After a plan that was not worth it more has to be padded until the next, up to so many times as much, as it would have
@@ -100,8 +99,10 @@ class AdaptiveBuckets:
     Args:
         client: asks for the programs.
         keys: take the plan.
+        policy: of the function that is being called; one that compiles nothing plans nothing.
+        compile_s: the seconds of a compile that a cell has to save; 0 where seconds do not count.
         capacity: cells of a plan at most.
-        graph: names the part in the store.
+        name: of the part in the store.
         store: where plans are kept for later processes; None: nowhere.
     """
 
@@ -113,19 +114,26 @@ class AdaptiveBuckets:
         keys: ShapeKeys,
         service: CompileService,
         recorder: Recorder,
+        *,
+        policy: Callable[[], MissPolicy],
+        compile_s: Callable[[], float],
         capacity: int,
-        graph: Graph,
+        name: str | None,
         store: Store | None,
     ) -> None:
         self._client = client
         self._keys = keys
         self._service = service
         self._recorder = recorder
+        self._policy = policy
+        self._compile_s = compile_s
         self._capacity = capacity
-        self._store = store
-        self._name = PLAN.key(graph=_listing(graph))
+        self._store = None if name is None else store
+        self._name = PLAN.key(part=name)
         self._traffic = ObservedSizes()
         self._recent: list[Values] = []
+        self._run_s = 0.0
+        self._stays = False
         self._backoff = 1.0
         self._job: CompileJob | None = None
         self._plan: BucketScheme | None = None
@@ -134,26 +142,63 @@ class AdaptiveBuckets:
         self._load_plan()
 
     @classmethod
-    def of(cls, programs: PartPrograms, client: PartCompileClient, service: CompileService) -> AdaptiveBuckets:
+    def of(
+        cls,
+        programs: PartPrograms,
+        client: PartCompileClient,
+        service: CompileService,
+        policy: Callable[[], MissPolicy],
+    ) -> AdaptiveBuckets:
         """The buckets of a compiled part. A quarter of its programs is left to sizes that no plan has."""
-        pipeline, graph = programs.compiler.pipeline, programs.compiler.graphs.graph
-        capacity = max(1, pipeline.options.max_executables * 3 // 4)
-        return cls(client, programs.keys, service, pipeline.recorder, capacity, graph, pipeline.executables.store)
+        pipeline = programs.compiler.pipeline
+        is_learned = pipeline.options.buckets == "learned"
+        return cls(
+            client,
+            programs.keys,
+            service,
+            pipeline.recorder,
+            policy=policy,
+            compile_s=lambda: 0.0 if is_learned else programs.compile_s,
+            capacity=max(1, pipeline.options.max_executables * 3 // 4),
+            name=programs.compiler.graphs.name,
+            store=pipeline.executables.store,
+        )
+
+    def measure(self, run: RunProgram) -> RunProgram:
+        """A function that runs programs as `run` does, and counts the seconds."""
+        clock = time.perf_counter
+
+        def measured(program: Program, values: Values, args: Any) -> list[Any]:
+            started = clock()
+            results = run(program, values, args)
+            self._run_s += clock() - started
+            return results
+
+        return measured
 
     def on_call(self, values: Values, is_hit: bool) -> None:
         """Counts a call."""
-        self._recent.append(values)
-        if len(self._recent) >= CALLS_PER_CHECK:
-            recent, self._recent = self._recent, []
+        recent = self._recent
+        recent.append(values)
+        if len(recent) < CALLS_PER_CHECK:
+            return
+        if self._run_s >= CHECK_SHARE * self._compile_s() or len(recent) >= MEMORY:
+            self._recent, run_s, self._run_s = [], self._run_s, 0.0
             scheme = self._keys.scheme
-            if scheme is not None:
-                self._check(scheme, recent)
+            if (
+                scheme is not None
+                and not self._stays
+                and self._policy().compiles_graphs
+                and not self._client.is_sharded
+            ):
+                self._check(scheme, Counter(recent), run_s)
 
-    def _check(self, scheme: BucketScheme, recent: Sequence[Values]) -> None:
+    def _check(self, scheme: BucketScheme, recent: Counter[Values], run_s: float) -> None:
         """Has the sizes planned once that is due."""
-        traffic = self._traffic
-        traffic.add([(values, *self._elements(scheme, values)) for values in recent])
-        due = traffic.wasted >= MIN_SAVING_CELLS * self._backoff * traffic.price
+        traffic, compile_s = self._traffic, self._compile_s()
+        calls = {values: (count, *self._elements(scheme, values)) for values, count in recent.items()}
+        traffic.add(calls, run_s, compile_s)
+        due = traffic.wasted >= self._backoff * traffic.plan_price(compile_s)
         if due and (self._job is None or self._job.ended.is_set()) and self._tied_sizes(scheme) is not None:
             traffic.wasted = 0.0
             self._job = CompileJob(weakref.ref(self), (), (), (), time.monotonic(), awaited=True)
@@ -171,17 +216,23 @@ class AdaptiveBuckets:
     # What the child is asked, and what becomes of its answer
 
     def load(self, job: CompileJob) -> bool:
-        """A plan is made anew: sizes came since."""
-        return False
+        """Ends the job where no child could compile the plan's programs: such a part keeps its buckets."""
+        try:
+            self._client.check_serializable()
+        except CannotSerialize:
+            self._stays = True
+        return self._stays
 
     def request(self, job: CompileJob, whole: bool) -> PlanRequest:
+        """Raises CannotSerialize where there is nothing to plan any more."""
         scheme = self._keys.scheme
         found = None if scheme is None else self._tied_sizes(scheme)
         if scheme is None or found is None:
             raise CannotSerialize("there is nothing to plan any more")
         self._dims, counts = found
         powers = tuple(self._dims.count(dim) for dim in sorted(set(self._dims)))
-        return PlanRequest(counts, frozenset(self._compiled_cells(scheme)), self._capacity, powers)
+        price = self._traffic.cell_price(self._compile_s())
+        return PlanRequest(counts, frozenset(self._compiled_cells(scheme)), self._capacity, powers, price)
 
     def accept(self, job: CompileJob, reply: PlanReply) -> bool:
         """Takes a plan that is worth it; whether it was."""
@@ -190,7 +241,7 @@ class AdaptiveBuckets:
         if scheme is None or scheme.count != len(policy.dims):
             return False  # sizes that were equal in every call were not, meanwhile
         plan = scheme.replace_plan(policy.cells, policy)
-        needed = MIN_SAVING_CELLS * self._traffic.price
+        needed = self._traffic.plan_price(self._compile_s())
         saved = self._padded(scheme, self._plan) - self._padded(scheme, plan)
         if saved < needed:
             self._backoff = min(needed / max(saved, 1.0), MAX_BACKOFF)
@@ -285,12 +336,3 @@ class AdaptiveBuckets:
 def _holds(plan: BucketScheme | None, values: Values) -> bool:
     """Whether a plan has a cell for these."""
     return plan is not None and plan.fits(values) and plan.covers(values)
-
-
-def _listing(graph: Graph) -> list[Any]:
-    """What names a part in every process: its calls, and what its inputs are."""
-    return [str(graph), *(_described(node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))]
-
-
-def _described(value: Any) -> str:
-    return str(TensorSpec.from_tensor(value)) if hasattr(value, "shape") else str(value)

@@ -127,11 +127,21 @@ class PartCompileClient:
         self._serialized: SerializedPart | CannotSerialize | None = None
         self._pending: dict[ShapeKey, CompileJob] = {}
         self._failed: set[ShapeKey] = set()
+        self._has_told = False
         self._lock = new_lock()
         notify_after_fork(self)
 
     def after_fork(self) -> None:
         self._pending = {}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the part's arguments may be sharded: then no child compiles it."""
+        return self._compiler.is_sharded
+
+    def check_serializable(self) -> None:
+        """Raises CannotSerialize where no child can compile the part."""
+        self._serialize()
 
     def ask(
         self, key: ShapeKey, values: tuple[int, ...], args: Sequence[Any], *, awaited: bool = False, calls: int = 1
@@ -227,7 +237,7 @@ class PartCompileClient:
             try:
                 self._serialized = self._serialize_part()
             except CannotSerialize as error:
-                self._stay_here(str(error))
+                self._serialized = error
         if isinstance(self._serialized, CannotSerialize):
             raise self._serialized
         assert self._serialized is not None
@@ -235,8 +245,9 @@ class PartCompileClient:
 
     def _stay_here(self, why: str) -> None:
         """Has the part compiled in this process from now on, and logs why, once."""
-        if not isinstance(self._serialized, CannotSerialize):
-            self._serialized = CannotSerialize(why)
+        self._serialized = CannotSerialize(why)
+        if not self._has_told:
+            self._has_told = True
             line = (
                 f"a part of {self._compiler.pipeline.origin.what} is compiled behind the calls in this process: {why}"
             )

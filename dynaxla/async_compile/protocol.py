@@ -95,12 +95,14 @@ class PlanRequest:
     have: cells whose programs are there.
     most: cells.
     powers: how often each size is a factor of the elements.
+    price: padding, in elements, that a new cell has to save.
     """
 
     counts: Mapping[tuple[int, ...], float]
     have: frozenset[tuple[int, ...]]
     most: int
     powers: tuple[int, ...]
+    price: float
 
 
 @dataclass(frozen=True, slots=True)

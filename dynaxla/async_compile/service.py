@@ -69,7 +69,7 @@ class CompileService:
     """Compiles in the background. Any thread may submit jobs at any time.
 
     Nothing is started before it is needed. Threads end when there is nothing to do, and when the main thread has ended:
-    then the children are ended too. The children stay, as long as this process lives.
+    then the children are ended too. The children end when they are idle for some minutes, and with this process.
 
     Args:
         workers: children; by default one per two processor cores, at most 4.

@@ -58,6 +58,9 @@ from dynaxla.runtime.pjrt_clients import CpuClient
 MAX_PARTS = 32
 """Parts remembered; any other is sent anew."""
 
+IDLE_S = 300.0
+"""It ends when it was asked nothing for so long; a later job starts another."""
+
 NICENESS = 10
 """Added to its niceness: of cores that calls keep busy the child has a tenth."""
 
@@ -116,7 +119,7 @@ class RequestHandler:
     def answer(self, request: CompileRequest | PlanRequest) -> bytes:
         """An `Answer`, packed."""
         if isinstance(request, PlanRequest):
-            plan = extend_plan(request.counts, request.have, request.most, request.powers)
+            plan = extend_plan(request.counts, request.have, request.most, request.powers, request.price)
             return pack_answer(PlanReply(plan.to_json()))
         torch.set_default_dtype(request.default_dtype)
         self._log.lines.clear()
@@ -198,4 +201,4 @@ def _difference(before: Metrics, after: Metrics) -> dict[str, float]:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    serve(sys.argv[1:], RequestHandler().answer)
+    serve(sys.argv[1:], RequestHandler().answer, IDLE_S)

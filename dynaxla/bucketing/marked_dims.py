@@ -83,7 +83,7 @@ def choose_policies(
     Args:
         graph: as Dynamo captured it.
         inputs: the values of the first call.
-        buckets: the option; "learned" begins with the default.
+        buckets: the option; "learned" and "fixed" begin with the default.
         declared: in a warm-up, the policies by the sizes of the example: a tensor after a graph break has no marks, so a size
             there that equals a declared size of the example gets its policy. A warm-up's sizes may be equal by chance, so equal
             symbols stay separate. None outside of a warm-up.
@@ -97,7 +97,7 @@ def choose_policies(
     results = tuple(_shape(captured_value(node)) for node in graph.output_node().all_input_nodes)
     marked = marks.policies(shapes, inputs)
     apart = declared is not None
-    if buckets == "learned":
+    if buckets == "learned" or buckets == "fixed":
         buckets = None
     if isinstance(buckets, BucketPolicy):
         return SymbolPolicies(buckets, None, marked, (), shapes, apart)

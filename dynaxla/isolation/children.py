@@ -125,9 +125,8 @@ class ChildProcess:
             ChildNotStarted: the child cannot be started.
         """
         with self._lock:
-            child = self._ready_child()
             try:
-                return _ask(child, request, limits, abandoned)
+                return self._ask(request, limits, abandoned)
             except BaseException:  # a KeyboardInterrupt too leaves a reply under way that nobody will read
                 self._discard()
                 raise
@@ -136,6 +135,15 @@ class ChildProcess:
         """Ends the child if it runs."""
         with self._lock:
             self._discard()
+
+    def _ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None) -> Any:
+        try:
+            return _ask(self._ready_child(), request, limits, abandoned)
+        except ChildDied as error:
+            if error.exit_status != 0 or isinstance(error, ChildNotStarted):
+                raise
+        self._discard()  # it was idle for too long, and ended before it saw the request
+        return _ask(self._ready_child(), request, limits, abandoned)
 
     def _ready_child(self) -> _Child:
         child = self._child
@@ -170,8 +178,8 @@ class ChildProcess:
         self._discard()  # the child is the parent's: here, only what is open to it is closed
 
 
-def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
-    """The child's side: answers requests until the parent closes the connection.
+def serve(arguments: list[str], answer: Callable[[Any], object], idle_s: float | None = None) -> None:
+    """The child's side: answers requests until the parent closes the connection, or sends none for `idle_s` seconds.
 
     With `--inject-faults` a request "fault:KIND" makes the child fail in that way, for tests of the parent.
     """
@@ -180,7 +188,7 @@ def serve(arguments: list[str], answer: Callable[[Any], object]) -> None:
     inject = "--inject-faults" in arguments
     mapped = _mapped_bytes()
     connection.send(None)  # it has started
-    while True:
+    while connection.poll(idle_s):
         try:
             request, memory_bytes = connection.recv()
         except EOFError:

@@ -68,7 +68,7 @@ class PartCompiler:
             compile_for_devices(self.pipeline, static.graph, timing, kept=self._partitioned) if computes else None,
             outline,
         )
-        if key is not None and not self._is_sharded:
+        if key is not None and not self.is_sharded:
             metadata.put(key, compiled, self.pipeline.key_of(static.graph) if computes else None)
         return compiled
 
@@ -91,7 +91,7 @@ class PartCompiler:
 
     def find_fold(self) -> bool:
         """Loads the fold if it is on disk and not loaded yet; whether it is loaded. The part has one."""
-        if self.fold is None and not self._is_sharded:
+        if self.fold is None and not self.is_sharded:
             self.fold = self._find_fold() or self._shardable_fold(self.pipeline.find(self._fold_graph(), fold=True))
         return self.fold is not None
 
@@ -120,14 +120,14 @@ class PartCompiler:
         return MetadataCache(pipeline.executables, pipeline.client, pipeline.choice.table, pipeline.options)
 
     @property
-    def _is_sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether the part's arguments may be sharded, so that a call says what is compiled."""
         devices = self.pipeline.client.mesh_devices
         return devices is not None and devices.in_use
 
     def _find(self, metadata: MetadataCache, key: Key | None, spec: ProgramSpec) -> CompiledProgram | None:
         """The stored program for one device; None too where stages are dumped, which only a compile does."""
-        found = None if self.pipeline.dump.enabled or self._is_sharded else metadata.find(key)
+        found = None if self.pipeline.dump.enabled or self.is_sharded else metadata.find(key)
         if found is None or found.executable is None:
             return found
         self.pipeline.recorder.add(loads=1)
@@ -147,7 +147,7 @@ class PartCompiler:
     def _find_fold(self) -> Executable | None:
         """The fold that is stored under the part's name, for which its graph is not needed."""
         metadata = self._metadata()
-        skipped = self.pipeline.dump.enabled or self._is_sharded
+        skipped = self.pipeline.dump.enabled or self.is_sharded
         found = None if skipped else metadata.find(metadata.fold_key(self.graphs))
         if found is None:
             return None
@@ -158,7 +158,7 @@ class PartCompiler:
         graph, metadata = self._fold_graph(), self._metadata()
         executable = compile_for_devices(self.pipeline, graph, timing, fold=True, kept=self._partitioned)
         key = metadata.fold_key(self.graphs)
-        if key is not None and not self._is_sharded:
+        if key is not None and not self.is_sharded:
             metadata.put(key, CompiledProgram(executable, ProgramMetadata((), ())), self.pipeline.key_of(graph))
         return executable
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,8 +20,13 @@ from dynaxla.programs.program import CompiledProgram, Program
 from dynaxla.programs.program_cache import ProgramCache, ProgramListener
 from dynaxla.programs.specialization import BucketSpec, ExactSpec, ProgramSpec
 from dynaxla.runtime.client import Executable
+from dynaxla.runtime.pjrt_clients import CpuClient
 
 logger = logging.getLogger("dynaxla")
+
+
+USUAL_COMPILE_S = 0.5
+"""Seconds of a compile, as long as none was measured."""
 
 
 class PartPrograms:
@@ -29,21 +36,29 @@ class PartPrograms:
         compiler: of the part.
         policies: the buckets of its graph's sizes.
         capacity: programs kept at most; by default the option `max_executables`.
+        adapts: whether buckets may be planned from the sizes of the calls.
 
     Attributes:
         keys: from a call's sizes to the key of its program.
-        adapts_buckets: whether the options ask for buckets that are planned from the sizes of the calls.
+        adapts_buckets: whether they are: where the options ask for it, and by default on the CPU, without a package.
+        compile_s: seconds of a compile, the capture left out: the mean of the latest.
         listeners: told of what is added and dropped.
         get, mark_used: those of the cache, called once per call of the part.
     """
 
-    def __init__(self, compiler: PartCompiler, policies: SymbolPolicies, capacity: int | None = None) -> None:
+    def __init__(
+        self, compiler: PartCompiler, policies: SymbolPolicies, capacity: int | None = None, *, adapts: bool = False
+    ) -> None:
         pipeline, graphs = compiler.pipeline, compiler.graphs
         options = pipeline.options
         self.compiler = compiler
-        self.adapts_buckets = options.buckets == "learned" and not policies.chosen
+        is_learned = options.buckets == "learned"
+        on_cpu = isinstance(pipeline.client, CpuClient) and pipeline.executables.bundle is None
+        self.adapts_buckets = adapts and not policies.chosen and (is_learned or (options.buckets is None and on_cpu))
+        self.compile_s = USUAL_COMPILE_S
+        self._compile_times: deque[float] = deque(maxlen=16)
         self.listeners: list[ProgramListener] = []
-        self._warnings = RecompileWarnings(options, chosen=policies.chosen or self.adapts_buckets)
+        self._warnings = RecompileWarnings(options, chosen=policies.chosen or is_learned)
         self._cache: ProgramCache[ShapeKey, Program] = ProgramCache(
             capacity or options.max_executables, pipeline.recorder
         )
@@ -92,6 +107,9 @@ class PartPrograms:
                 compiled = self.compiler.compile(ExactSpec(args), timing)
                 key = self.keys.of(values)
             timing.tell(origin.what, self._explain_compile(key))
+            if timing.compile_s:
+                self._compile_times.append(timing.padding_s + timing.lowering_s + timing.compile_s)
+                self.compile_s = statistics.fmean(self._compile_times)
             return self.put(key, compiled, values)
 
     def load(self, key: ShapeKey, values: tuple[int, ...], arguments: Sequence[Any]) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
-from torch.fx import Graph
 
 from dynaxla.async_compile.adaptive_buckets import AdaptiveBuckets
 from dynaxla.async_compile.job_queue import CompileJob
@@ -20,6 +19,7 @@ from dynaxla.bucketing.joint_policy import JOINT
 from dynaxla.bucketing.shape_keys import ShapeKey, ShapeKeys
 from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolicies
 from dynaxla.observe.recorder import Recorder
+from dynaxla.programs.miss_policy import CompileInCall
 
 Values = tuple[int, ...]
 Draw = Callable[[random.Random, int], Values]
@@ -27,6 +27,7 @@ Draw = Callable[[random.Random, int], Values]
 
 MOST = 64  # the default of max_executables
 CALLS_PER_PROGRAM = 8
+ELEMENT_S = 50e-6
 CHANGE = 2000
 
 B, S, T = sympy.symbols("b s t", integer=True, positive=True)
@@ -44,6 +45,9 @@ def scheme(count: int) -> BucketScheme:
 class SimulatedPart:
     """Keeps programs as `CompiledPart` does; is what the learner asks for plans and for programs, too.
 
+    Args:
+        compile_s: the price of a compile, where an element takes `ELEMENT_S`; 0: seconds do not count.
+
     Attributes:
         programs: those that are there.
         made: how many were ever made.
@@ -51,7 +55,7 @@ class SimulatedPart:
         asked: how many plans were asked for.
     """
 
-    def __init__(self, sizes: int, behind: bool) -> None:
+    def __init__(self, sizes: int, behind: bool, compile_s: float = 0.0) -> None:
         self.programs: OrderedDict[ShapeKey, None] = OrderedDict()
         self.keys = ShapeKeys((), scheme(sizes), self.programs.keys)
         self.made = 0
@@ -62,7 +66,17 @@ class SimulatedPart:
         self._work = 0
         self._waiting: dict[ShapeKey, tuple[Values, int]] = {}
         most = MOST * 3 // 4
-        self.learner = AdaptiveBuckets(self, self.keys, _Planner(self), Recorder(), most, Graph(), None)  # type: ignore[arg-type]
+        self.learner = AdaptiveBuckets(
+            self,  # type: ignore[arg-type]
+            self.keys,
+            _Planner(self),  # type: ignore[arg-type]
+            Recorder(),
+            policy=CompileInCall,
+            compile_s=lambda: compile_s,
+            capacity=most,
+            name=None,
+            store=None,
+        )
 
     def call(self, values: Values) -> None:
         self._calls += 1
@@ -70,6 +84,7 @@ class SimulatedPart:
         self.learner.on_call(values, key in self.programs)
         if key in self.programs:
             self.programs.move_to_end(key)
+            self.learner._run_s += ELEMENT_S * self._padded(values)
         elif self._behind:
             self.ask(key, values, ())
         else:
@@ -79,7 +94,16 @@ class SimulatedPart:
     def padded_ratio(self, calls: Sequence[Values]) -> float:
         return sum(self._padded(values) for values in calls) / sum(map(math.prod, calls))
 
+    def wasted(self, calls: Sequence[Values]) -> int:
+        """Padding, in elements."""
+        return sum(self._padded(values) - math.prod(values) for values in calls)
+
     # What the learner asks for
+
+    is_sharded = False
+
+    def check_serializable(self) -> None:
+        """Everything can be compiled elsewhere."""
 
     def ask(self, key: ShapeKey, values: Values, args: Sequence[Any], calls: int = 1) -> None:
         first, before = self._waiting.get(key, (values, 0))
@@ -91,7 +115,7 @@ class SimulatedPart:
     def plan(self, job: CompileJob) -> None:
         self.asked += 1
         request = self.learner.request(job, whole=False)
-        plan = extend_plan(request.counts, request.have, request.most, request.powers)
+        plan = extend_plan(request.counts, request.have, request.most, request.powers, request.price)
         if self.learner.accept(job, PlanReply(plan.to_json())):
             self.plans.append(self._calls)
 

@@ -83,3 +83,26 @@ def test_what_is_not_padded_is_not_planned() -> None:
     run(part, lambda chance, number: (4, 64 if number % 2 else 128), random.Random(0), range(1000))
     assert part.asked == 0
     assert part.made == 2
+
+
+def test_by_default_a_compile_has_to_have_been_paid_by_padding() -> None:
+    compile_s, draw = 0.75, again_and_again(simulated.batches, 200, 0)
+    part, chance = SimulatedPart(2, behind=False, compile_s=compile_s), random.Random(0)
+    calls, seconds = [draw(chance, number) for number in range(200)], []
+    while not part.plans:
+        run(part, draw, chance, range(200))
+        seconds.append(simulated.ELEMENT_S * part.wasted(calls))
+        assert len(seconds) < 20
+    before, programs = sum(seconds), part.made
+    assert before >= compile_s, "a plan before its compiles were worth it"
+    for _ in range(35):
+        run(part, draw, chance, range(200))
+        seconds.append(simulated.ELEMENT_S * part.wasted(calls))
+    assert part.padded_ratio(calls) <= 1.2
+    assert (part.made - programs) * compile_s <= sum(seconds), "more was spent on compiles than on padding"
+
+
+def test_by_default_short_calls_are_not_planned() -> None:
+    part = SimulatedPart(2, behind=False, compile_s=1e4)
+    run(part, simulated.batches, random.Random(0), range(CALLS))
+    assert part.asked == 0
