@@ -8,9 +8,9 @@
 
 Batch sizes are uniform from 1 to 8, lengths (and image sides) log-normal from 4 to 512 (images: 16 to 96). Every
 request goes to every backend in turn, compiles included, so that noise of the machine affects all alike; every response
-is compared with eager's. "default" sets no option about sizes. "planned" has a plan of the same stream with as many
-programs. "behind" compiles in the background with default buckets, "learned" in the background with buckets planned
-from the requests. A later pass over the same requests measures the steady state: the first pass after which as many
+is compared with eager's. "default" sets no option about sizes: its buckets follow the stream once padding has cost more than
+compiles. "planned" has a plan of the same stream with as many programs. "behind" compiles in the background with default
+buckets, "learned" in the background with buckets planned from the requests. A later pass over the same requests measures the steady state: the first pass after which as many
 passes as before compiled nothing. `python -m dynaxla bench MODEL --vary ...` does the same for a model of yours.
 """
 
@@ -131,13 +131,13 @@ def make_case(name: str, given: argparse.Namespace) -> Case:
     if given.inductor:
         backends.append(BenchBackend("inductor", "inductor", arguments={"dynamic": True}))
     ways = {each.text: partial(each.prepare, workload, train=False) for each in backends}
-    behind = [way for way in given.ways if way in ("behind", "learned")]
-    settle = partial(settle_behind, behind, len(workload.sizes)) if behind else None
+    adaptive = [way for way in given.ways if way != "planned"]
+    settle = partial(settle_buckets, adaptive, len(workload.sizes)) if adaptive else None
     about = f"{given.requests} requests; {workload.about}"
     return Case(name, ways, inputs=workload.sizes, check="always", read=first, settle=settle, about=about)
 
 
-def settle_behind(ways: Sequence[str], requests: int, runs: Mapping[str, Run]) -> None:
+def settle_buckets(ways: Sequence[str], requests: int, runs: Mapping[str, Run]) -> None:
     """Calls again, until the latter half of all passes, eight at least, compiled nothing: of parts that are called rarely the
     sizes are planned late."""
     told = dynaxla.read_metrics()
