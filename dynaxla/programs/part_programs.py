@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from dynaxla.bucketing.padded_graph import CannotPad
 from dynaxla.bucketing.recompile_warning import RecompileWarnings
 from dynaxla.bucketing.shape_keys import EXACT, ShapeKey, ShapeKeys
@@ -40,7 +42,9 @@ class PartPrograms:
 
     Attributes:
         keys: from a call's sizes to the key of its program.
-        adapts_buckets: whether they are: where the options ask for it, and by default on the CPU, without a package.
+        adapts_buckets: whether they are: where the options ask for it, and by default on the CPU, without a package, and unless
+            results have to be the same in every call (`torch.use_deterministic_algorithms`): programs of two buckets may add
+            in another order.
         compile_s: seconds of a compile, the capture left out: the mean of the latest.
         listeners: told of what is added and dropped.
         get, mark_used: those of the cache, called once per call of the part.
@@ -53,8 +57,7 @@ class PartPrograms:
         options = pipeline.options
         self.compiler = compiler
         is_learned = options.buckets == "learned"
-        on_cpu = isinstance(pipeline.client, CpuClient) and pipeline.executables.bundle is None
-        self.adapts_buckets = adapts and not policies.chosen and (is_learned or (options.buckets is None and on_cpu))
+        self.adapts_buckets = adapts and not policies.chosen and (is_learned or self._adapts_by_default())
         self.compile_s = USUAL_COMPILE_S
         self._compile_times: deque[float] = deque(maxlen=16)
         self.listeners: list[ProgramListener] = []
@@ -162,6 +165,11 @@ class PartPrograms:
         executable = self.compiler.compile_fold(timing)
         timing.tell(self.compiler.pipeline.origin.what, "work on weights alone")
         return executable
+
+    def _adapts_by_default(self) -> bool:
+        pipeline = self.compiler.pipeline
+        on_cpu = isinstance(pipeline.client, CpuClient) and pipeline.executables.bundle is None
+        return on_cpu and pipeline.options.buckets is None and not torch.are_deterministic_algorithms_enabled()
 
     def _compile_bucket(self, key: ShapeKey, timing: CompileTiming) -> CompiledProgram | None:
         """The program of a bucket; None where the key is of exact sizes, or is found to be refused."""

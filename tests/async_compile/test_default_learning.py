@@ -74,6 +74,16 @@ def test_buckets_that_were_chosen_stay(buckets: object, recorder: Recorder, chea
 
 
 @torch.no_grad()
+def test_results_that_have_to_be_the_same_each_time_are(recorder: Recorder, cheap: None) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with recorder.expect(plans=0):
+            check(compiled())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@torch.no_grad()
 def test_a_frozen_function_keeps_its_programs(recorder: Recorder, cheap: None) -> None:
     made = compiled()
     for size in SIZES:
