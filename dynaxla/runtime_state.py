@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -19,6 +18,7 @@ from dynaxla.cache.store import open_store
 from dynaxla.errors import VersionError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold_across_forks
+from dynaxla.isolation.once import once
 from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
@@ -61,7 +61,7 @@ class RuntimeState:
         object.__setattr__(self, "compile_service", CompileService(self.recorder))
 
 
-@cache
+@once
 def shared_here() -> RuntimeState:
     """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
     apply_patches()
@@ -70,7 +70,7 @@ def shared_here() -> RuntimeState:
     return made
 
 
-@cache
+@once
 def process() -> RuntimeState:
     """The process's own instance; versions are checked.
 

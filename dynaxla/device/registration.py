@@ -7,7 +7,6 @@ import pkgutil
 import sys
 import threading
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
 from dynaxla.distributed.process_groups import ProcessGroupMaker
 from dynaxla.errors import OptionError, TargetError
+from dynaxla.isolation.once import once
 from dynaxla.options import Options, check_device_mode
 from dynaxla.runtime.joined_client import DeviceCpuClient
 from dynaxla.runtime.mesh_devices import MeshDevices
@@ -86,7 +86,7 @@ class _Choice:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-@cache
+@once
 def _choice() -> _Choice:
     return _Choice()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from dynaxla.isolation.forking import new_lock
+from dynaxla.isolation.once import once
 from dynaxla.runtime.process_set import ProcessSet
 from dynaxla.types import Groups
 
@@ -93,7 +93,7 @@ def _covers(groups: Groups, count: int) -> bool:
     return sorted(number for group in groups for number in group) == list(range(count))
 
 
-@cache
+@once
 def group_table() -> GroupTable:
     """That of the process."""
     return GroupTable()

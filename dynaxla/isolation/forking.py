@@ -41,6 +41,13 @@ def new_lock() -> threading.Lock:
     return lock
 
 
+def new_reentrant_lock() -> threading.RLock:
+    """Likewise one that the thread which holds it may acquire again."""
+    lock = threading.RLock()
+    _forks().locks.add(lock)
+    return lock
+
+
 def notify_after_fork(thing: ForkListener) -> None:
     """Has `thing.after_fork()` called in every forked child as long as `thing` is alive (it is held weakly)."""
     _forks().followed.add(thing)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
+from dynaxla.isolation.once import once
 from dynaxla.lowering.locations import SCOPE
 from dynaxla.runtime.xla import MlirBindings, mlir
 
@@ -81,7 +82,7 @@ def strip_locations(module: Any, *, keeps_scopes: bool) -> None:
                 operation.location = mlir().ir.Location.name(scope[1])
 
 
-@cache
+@once
 def load() -> StablehloModules:
     """Imports the bindings once per process."""
     return StablehloModules(mlir())

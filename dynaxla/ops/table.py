@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 
@@ -17,6 +17,7 @@ import dynaxla.ops
 from dynaxla.bucketing.argument_roles import PadRule, check_arguments
 from dynaxla.errors import OptionError
 from dynaxla.isolation.forking import new_lock
+from dynaxla.isolation.once import once
 from dynaxla.ops.aten_calls import Form
 from dynaxla.ops.record import Body, OpFamily, Record
 from dynaxla.torch_api.overloads import OpOverload, is_named_by_digest
@@ -88,7 +89,7 @@ def families() -> Iterator[tuple[ModuleType, tuple[Record, ...]]]:
             yield module, family.records
 
 
-@cache
+@once
 def core_table() -> OpTable:
     """The package's own ops. Records import JAX.
 

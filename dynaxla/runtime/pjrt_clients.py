@@ -6,7 +6,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dynaxla.cache.environment_key import host, threads
 from dynaxla.errors import CompileError, DynaxlaError, ExecutionError, ForkError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import LOADING, hold_across_forks, keep_alive, notify_after_fork
+from dynaxla.isolation.once import once
 from dynaxla.options import Limits
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import Buffer
@@ -387,13 +388,13 @@ def _compilers() -> int:
     return min(MAX_COMPILERS, max(1, threads() // CORES_PER_COMPILE))
 
 
-@cache
+@once
 def cpu_client() -> CpuClient:
     """The process's CPU client."""
     return CpuClient()
 
 
-@cache
+@once
 def many_cpus(devices: int) -> CpuClient:
     """A client that shows the processor as several devices."""
     return CpuClient(devices)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 from dynaxla.errors import DistributedError, ExecutionError
+from dynaxla.isolation.once import once
 from dynaxla.runtime import process_clients, xla
 from dynaxla.runtime.client import Buffer
 
@@ -184,7 +185,7 @@ class _Joined:
     processes: ProcessSet | None = None
 
 
-@cache
+@once
 def _joined() -> _Joined:
     return _Joined()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+from dynaxla.isolation.once import once
 from dynaxla.runtime.pjrt_clients import CudaClient, HostTransferClient
 from dynaxla.targets.plugin import jax_device
 from dynaxla.targets.target import Target, TargetFamily, device_index
@@ -16,7 +17,7 @@ def find(index: str) -> Target:
     return Target(f"cuda:{number}", client=partial(copying_client, number), torch_client=partial(cuda_client, number))
 
 
-@cache
+@once
 def copying_client(index: int) -> HostTransferClient:
     """JAX's CUDA client on device `index`, for tensors of the host and of the device "dynaxla".
 
@@ -27,7 +28,7 @@ def copying_client(index: int) -> HostTransferClient:
     return HostTransferClient(device.client, device, "cuda")
 
 
-@cache
+@once
 def cuda_client(index: int) -> CudaClient:
     """JAX's CUDA client on device `index`, for torch's tensors on it.
 

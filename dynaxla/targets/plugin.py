@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import os
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from dynaxla.errors import TargetError
+from dynaxla.isolation.once import once
 from dynaxla.runtime import xla
 from dynaxla.runtime.pjrt_clients import HostTransferClient
 from dynaxla.runtime.process_set import joined_processes
@@ -30,7 +31,7 @@ def find(name: str) -> Target:
     return Target(name, client=partial(plugin_client, plugin, int(index)))
 
 
-@cache
+@once
 def plugin_client(plugin: str, index: int) -> HostTransferClient:
     """The client of a plugin's device. `plugin` is a JAX platform, or a path (contains a slash or ends in .so).
 
@@ -76,7 +77,7 @@ def plugin_device(path: str, index: int) -> Any:
     return _at(_load_client(path).local_devices(), index, path)
 
 
-@cache
+@once
 def _load_client(path: str) -> Any:
     processes = joined_processes()
     try:

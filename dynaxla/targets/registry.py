@@ -11,6 +11,7 @@ import torch
 
 from dynaxla import targets
 from dynaxla.errors import TargetError
+from dynaxla.isolation.once import once
 from dynaxla.runtime.client import Client, CompileOnlyClient
 from dynaxla.runtime.mesh_devices import MeshDevices
 from dynaxla.targets import plugin
@@ -42,7 +43,7 @@ def find_target(name: str) -> Target:
     return plugin.find(name) if family is None else family.find(rest)
 
 
-@cache
+@once
 def registered_targets() -> dict[str, Target]:
     """The targets of device types that were registered at run time, by device type."""
     return {}

@@ -6,11 +6,12 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 from dynaxla.bucket_policy import Default
 from dynaxla.bucketing.joint_policy import JointPolicies
 from dynaxla.errors import CompileCrashed, CompileError, CompileUnavailable, TargetError
+from dynaxla.isolation.once import once
 from dynaxla.runtime.pjrt_clients import HostTransferClient
 from dynaxla.runtime.topologies import PjrtTopology
 from dynaxla.runtime.topology_worker import TopologyDescription
@@ -75,7 +76,7 @@ def tpu_identity(described: TopologyDescription) -> Mapping[str, str]:
     }
 
 
-@cache
+@once
 def tpu_client(index: int) -> TpuClient:
     """The client of the live TPU `index` of this host.
 
@@ -86,7 +87,7 @@ def tpu_client(index: int) -> TpuClient:
     return TpuClient(device.client, device, "tpu")
 
 
-@cache
+@once
 def _compiler(topology: str) -> PjrtTopology:
     """libtpu's compiler for a topology, in a child process; made once per process."""
     if importlib.util.find_spec("libtpu") is None:

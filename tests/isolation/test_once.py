@@ -1,0 +1,86 @@
+"""What a process has once is made once, whichever threads ask for it first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+from dynaxla.isolation.once import once
+
+THREADS = 6
+
+SCRIPT = """
+import threading, time
+import torch
+import dynaxla
+from dynaxla.runtime_state import RuntimeState
+
+init = RuntimeState.__post_init__
+RuntimeState.__post_init__ = lambda state: (time.sleep(0.3), init(state))[1]  # so that the threads meet in it
+functions = [torch.compile(lambda x, n=n: x.sin() + n, backend="dynaxla", dynamic=False) for n in range(4)]
+begin, results = threading.Barrier(len(functions) + 2), {}
+
+def call(n):
+    begin.wait()
+    results[n] = functions[n](torch.ones(3))
+
+def read():
+    begin.wait()
+    dynaxla.read_metrics()
+
+threads = [threading.Thread(target=call, args=(n,)) for n in range(4)] + [threading.Thread(target=read) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert all(torch.allclose(results[n], torch.ones(3).sin() + n) for n in range(4))
+print(dynaxla.read_metrics().graphs)
+"""
+
+
+def test_threads_that_ask_at_once_get_the_same() -> None:
+    calls: list[str] = []
+
+    @once
+    def make(name: str) -> list[str]:
+        calls.append(name)
+        time.sleep(0.05)
+        return [name]
+
+    begin, found = threading.Barrier(2 * THREADS), []
+
+    def ask(name: str) -> None:
+        begin.wait()
+        found.append(make(name))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "ab" * THREADS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(calls) == ["a", "b"]
+    assert len({id(each) for each in found}) == 2
+    assert make("a") is make("a")
+
+
+def test_what_cannot_be_made_is_tried_again() -> None:
+    tries: list[int] = []
+
+    @once
+    def make() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError
+        return 7
+
+    try:
+        make()
+    except ValueError:
+        assert make() == 7
+    assert len(tries) == 2
+
+
+def test_threads_that_compile_first_share_one_state() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[-1] == "4"
