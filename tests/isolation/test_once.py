@@ -18,7 +18,12 @@ import dynaxla
 from dynaxla.runtime_state import RuntimeState
 
 init = RuntimeState.__post_init__
-RuntimeState.__post_init__ = lambda state: (time.sleep(0.3), init(state))[1]  # so that the threads meet in it
+
+def make_slowly(state):
+    time.sleep(3 if threading.current_thread().name == "read" else 1)  # they meet here, and one that reads is last
+    init(state)
+
+RuntimeState.__post_init__ = make_slowly
 functions = [torch.compile(lambda x, n=n: x.sin() + n, backend="dynaxla", dynamic=False) for n in range(4)]
 begin, results = threading.Barrier(len(functions) + 2), {}
 
@@ -30,7 +35,8 @@ def read():
     begin.wait()
     dynaxla.read_metrics()
 
-threads = [threading.Thread(target=call, args=(n,)) for n in range(4)] + [threading.Thread(target=read) for _ in range(2)]
+threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+threads += [threading.Thread(target=read, name="read") for _ in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 assert all(torch.allclose(results[n], torch.ones(3).sin() + n) for n in range(4))
