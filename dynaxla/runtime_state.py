@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -61,16 +62,21 @@ class RuntimeState:
         object.__setattr__(self, "compile_service", CompileService(self.recorder))
 
 
-@once
+@cache
 def shared_here() -> RuntimeState:
     """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
-    apply_patches()
+    apply_patches()  # waits for Dynamo's lock, whose holder may wait for `_make_state`
+    return _make_state()
+
+
+@once
+def _make_state() -> RuntimeState:
     made = RuntimeState()
     hold_across_forks(made.tracing, depth=TRACING)
     return made
 
 
-@once
+@cache
 def process() -> RuntimeState:
     """The process's own instance; versions are checked.
 

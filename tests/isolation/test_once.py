@@ -43,6 +43,27 @@ assert all(torch.allclose(results[n], torch.ones(3).sin() + n) for n in range(4)
 print(dynaxla.read_metrics().graphs)
 """
 
+WAITING = """
+import threading, time
+import dynaxla
+from dynaxla.runtime_state import process
+from dynaxla.torch_api.dynamo import compile_lock
+
+def capture():
+    with compile_lock:
+        begin.wait()
+        time.sleep(1)  # the other thread makes the state meanwhile, unless it waits for Dynamo's lock
+        found.append(process())
+
+begin, found = threading.Barrier(2), []
+thread = threading.Thread(target=capture, daemon=True)
+thread.start()
+begin.wait()
+dynaxla.read_metrics()
+thread.join(60)
+print(found == [process()])
+"""
+
 
 def test_threads_that_ask_at_once_get_the_same() -> None:
     calls: list[str] = []
@@ -90,3 +111,9 @@ def test_threads_that_compile_first_share_one_state() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split()[-1] == "4"
+
+
+def test_who_makes_the_state_waits_for_no_capture() -> None:
+    """A thread that captures holds Dynamo's lock, and asks for the state."""
+    ran = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.split()[-1:] == ["True"], ran.stderr
