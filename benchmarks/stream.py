@@ -10,8 +10,9 @@ Batch sizes are uniform from 1 to 8, lengths (and image sides) log-normal from 4
 request goes to every backend in turn, compiles included, so that noise of the machine affects all alike; every response
 is compared with eager's. "default" sets no option about sizes: its buckets follow the stream once padding has cost more than
 compiles. "planned" has a plan of the same stream with as many programs. "behind" compiles in the background with default
-buckets, "learned" in the background with buckets planned from the requests. A later pass over the same requests measures the steady state: the first pass after which as many
-passes as before compiled nothing. `python -m dynaxla bench MODEL --vary ...` does the same for a model of yours.
+buckets, "learned" in the background with buckets planned from the requests. A later pass over the same requests
+measures the steady state: the first pass after which as many passes as before compiled nothing.
+`python -m dynaxla bench MODEL --vary ...` does the same for a model of yours.
 """
 
 from __future__ import annotations
