@@ -87,6 +87,8 @@ def _of_alpha(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str | 
 
 def _of_value(number: complex, dtypes: Collection[torch.dtype]) -> str | None:
     """What torch has against the scale of a product that is added, or what it computes with instead."""
+    if all(dtype is torch.bool for dtype in dtypes):
+        return "products of bools are not added"
     if isinstance(number, float) and not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
         return f"{number} scales whole numbers, without its fraction"
     return next((f"{dtype} does not hold {number}" for dtype in dtypes if overflows(number, dtype)), None)

@@ -71,7 +71,11 @@ def neg(self: jax.Array) -> jax.Array:
 
 @OPS.op(aten.abs.default, dtypes=NUMBERS)
 def absolute(self: jax.Array) -> jax.Array:
-    return jnp.abs(self)
+    size = jnp.abs(self)
+    if not jnp.iscomplexobj(self):
+        return size
+    is_infinite = jnp.isinf(self.real) | jnp.isinf(self.imag)  # C's hypot: whatever the other part is, NaN too
+    return jnp.where(is_infinite, jnp.inf, size)
 
 
 @OPS.op(aten.sign.default, dtypes=REAL)

@@ -154,6 +154,15 @@ def test_exponentials_of_complex_infinities() -> None:
         torch.testing.assert_close(to_torch(run_rule(function.default, (x,), {})), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_complex_number_of_an_infinite_part_is_infinitely_large(dtype: torch.dtype) -> None:
+    parts = (0.0, -0.0, math.inf, -math.inf, math.nan, 3.0)
+    x = torch.tensor([complex(real, imag) for real in parts for imag in parts], dtype=dtype)
+    assert_close(to_torch(run_rule(aten.abs.default, (x,), {})), x.abs())
+    compiled = torch.compile(torch.abs, backend="dynaxla", dynamic=True)
+    assert_close(compiled(x), x.abs())
+
+
 def test_an_arc_tangent_of_nan_is_nan() -> None:
     x = torch.tensor([complex(math.nan, imag) for imag in (0.0, math.inf, 1.0)])
     assert to_torch(run_rule(aten.atan.default, (x,), {})).real.isnan().all()
