@@ -35,7 +35,8 @@ def view(call: RuleContext) -> PaddedValue:
     """Dims merge and split between runs of real elements; if a new dim would split a run, elements are gathered."""
     value: PaddedValue = call.tensors[0]
     try:
-        dims = regroup(value.dims, call.true_sizes)
+        is_empty = any(size == 0 for size in call.true_sizes)  # then no element has a position
+        dims = call.build.dims(call.true_sizes) if is_empty else regroup(value.dims, call.true_sizes)
     except Unpaddable:
         value, dims = gather_to(call, value, call.true_sizes)
     node = call.build.emit(aten.view.default, value.node, [padded_size(d) for d in dims])
