@@ -31,6 +31,7 @@ from dynaxla.observe.repro import write_graph_repro
 from dynaxla.options import Options
 from dynaxla.torch_api.aot import (
     find_counting_op,
+    find_uncaptured_op,
     is_overwritten,
     lacks_derivative,
     reads_number,
@@ -47,6 +48,7 @@ _OVERWRITTEN = (
 _NUMBER = "an input of no dims is a size or an index, whose number torch reads while it captures the graph"
 _AS_NUMBER = "pass a Python number, or an index of one dim"
 _COUNTED = "torch's formula of a gradient has a result of as many elements as values say:"
+_UNCAPTURED = "torch captures no graph with an op whose shapes it does not know:"
 _STRIDED = "it writes to `as_strided` of a view, which torch captures of a tensor that is no view alone"
 _COPY = "write to a copy of the tensor, or compute without gradients"
 
@@ -124,6 +126,8 @@ def _known(error: Exception, what: str) -> FallbackReason | None:
         return FallbackReason(ReasonId.READS_VALUE, what, detail=_NUMBER, hint=_AS_NUMBER)
     if (op := find_counting_op(error)) is not None:
         return FallbackReason(ReasonId.DATA_DEPENDENT, what, detail=f"{_COUNTED} {op}")
+    if (op := find_uncaptured_op(error)) is not None:
+        return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=f"{_UNCAPTURED} {op}")
     if is_overwritten(error):
         return FallbackReason(ReasonId.SIDE_EFFECT, what, detail=_OVERWRITTEN, hint=_COPY)
     if writes_to_strided_view(error):

@@ -14,7 +14,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, TangentAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 from torch.utils.checkpoint import CheckpointPolicy
@@ -33,6 +37,7 @@ PART_OF_JOINT = "partitioner_tag"
 _FORWARD = ("is_forward", "must_be_in_forward")
 _BACKWARD = "is_backward"
 
+_NO_DERIVATIVE = re.compile(r"derivative for \S+ is not implemented|returned an invalid gradient at index \d")
 _LOST = ("has been modified by an inplace operation", "has been detached in-place")
 
 
@@ -45,12 +50,20 @@ def is_overwritten(error: Exception) -> bool:
 
 
 def lacks_derivative(error: Exception) -> bool:
-    """Whether autograd has no formula for an op of a graph: eager raises as soon as its gradient is asked for, and a trace of
-    the backward always does.
+    """Whether autograd has no formula for an op of a graph, or one whose result it refuses: eager raises as soon as its
+    gradient is asked for, and a trace of the backward always does.
 
     Relies on autograd's words, as above.
     """
-    return isinstance(error, NotImplementedError) and str(error).startswith("the derivative for ")
+    return isinstance(error, RuntimeError) and _NO_DERIVATIVE.search(str(error)) is not None
+
+
+def find_uncaptured_op(error: Exception) -> str | None:
+    """The op that a trace came to and of which torch knows no shapes: it has no kernel for fake tensors.
+
+    Relies on `UnsupportedOperatorException`, whose argument is the op.
+    """
+    return str(error.args[0]) if isinstance(error, UnsupportedOperatorException) else None
 
 
 def writes_to_strided_view(error: Exception) -> bool:

@@ -203,6 +203,26 @@ def test_what_autograd_cannot_capture_runs_in_eager(recorder: Recorder) -> None:
     assert ReasonId.UNSUPPORTED_CALL.value in line
 
 
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: torch._standard_gamma(x.exp()), "shapes it does not know: aten._standard_gamma_grad.default"),
+        (lambda x: x.scatter_add(0, torch.zeros(1, dtype=torch.int64), x), "returned an invalid gradient at index 1"),
+    ],
+)
+def test_what_torch_cannot_capture_is_no_bug(
+    function: Callable[[torch.Tensor], torch.Tensor], why: str, recorder: Recorder
+) -> None:
+    compiled, x = torch.compile(function, backend="dynaxla", dynamic=True), torch.randn(5, requires_grad=True)
+    torch.manual_seed(0)
+    mine = compiled(x)
+    line = recorder.snapshot().fallbacks[-1]
+    assert why in line
+    assert ReasonId.UNSUPPORTED_CALL.value in line
+    torch.manual_seed(0)
+    assert_close(mine.detach(), function(x).detach())
+
+
 def test_a_gradient_that_counts_values_runs_in_eager(recorder: Recorder) -> None:
     def fill(x: torch.Tensor, i: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return x.index_fill(0, i, value)

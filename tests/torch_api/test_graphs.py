@@ -439,6 +439,9 @@ def test_autograd_says_that_an_op_has_no_derivative() -> None:
         torch.special.zeta(x, x).sum().backward()
     assert aot.lacks_derivative(caught.value)
     assert not aot.lacks_derivative(NotImplementedError("another"))
+    with pytest.raises(RuntimeError) as caught:
+        x.expand(2, 3).scatter_add(1, torch.zeros(2, 1, dtype=torch.int64), x.expand(2, 3)).sum().backward()
+    assert aot.lacks_derivative(caught.value)
 
 
 @boundary("aot.writes_to_strided_view")
@@ -462,8 +465,8 @@ def test_a_number_that_an_index_reads_is_lost_in_a_trace() -> None:
     torch.compile(lambda x, i: x[i], backend=capture)(torch.randn(3), torch.tensor(1))
 
 
-@boundary("aot.find_counting_op")
-def test_a_gradient_that_counts_values_cannot_be_traced() -> None:
+@boundary("aot.find_counting_op", "aot.find_uncaptured_op")
+def test_ops_of_unknown_shapes_cannot_be_traced() -> None:
     def capture(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         with pytest.raises(RuntimeError) as caught:
             aot.aot_autograd(fw_compiler=lambda graph, _: graph)(module, inputs)
@@ -474,6 +477,9 @@ def test_a_gradient_that_counts_values_cannot_be_traced() -> None:
     torch._dynamo.reset()
     value = torch.ones((), requires_grad=True)
     torch.compile(lambda x, i, v: x.index_fill(0, i, v), backend=capture)(torch.randn(3), torch.tensor([1]), value)
+    with fakes.FakeTensorMode(allow_fallback_kernels=False) as mode, pytest.raises(RuntimeError) as caught:
+        torch._standard_gamma_grad(*[mode.from_tensor(torch.ones(3))] * 2)
+    assert aot.find_uncaptured_op(caught.value) == "aten._standard_gamma_grad.default"
 
 
 @boundary("aot.written_inputs")
