@@ -133,7 +133,10 @@ def _row_permutation(pivots: jax.Array, rows: int) -> jax.Array:
 
 
 @OPS.op(
-    aten.linalg_lu_factor_ex.default, dtypes=WIDE_INEXACT | {torch.int32}, check=check_no_errors_asked, limits=PIVOTS
+    aten.linalg_lu_factor_ex.default,
+    dtypes=WIDE_INEXACT | {torch.int32},
+    check=check_no_errors_asked,
+    limits=PIVOTS,
 )
 def lu_factor(A: jax.Array, *, pivot: bool = True, check_errors: bool = False) -> Arrays:
     return _factor_lu(A)
@@ -177,7 +180,7 @@ def lu_solve(LU: jax.Array, pivots: jax.Array, B: jax.Array, *, left: bool = Tru
     return jnp.take_along_axis(mixed, jnp.argsort(order, axis=-2), -2)
 
 
-OPS.op(aten.linalg_lu_solve.default, dtypes=WIDE_INEXACT | {torch.int32})(lu_solve)
+OPS.op(aten.linalg_lu_solve.default, dtypes=WIDE_INEXACT | {torch.int32}, pad=linalg_rules.solve_known_size)(lu_solve)
 
 
 def solve(A: jax.Array, B: jax.Array, *, left: bool = True, check_errors: bool = False) -> Arrays:
@@ -187,12 +190,22 @@ def solve(A: jax.Array, B: jax.Array, *, left: bool = True, check_errors: bool =
     return result[..., 0] if is_vector else result, factors, pivots, info
 
 
-OPS.op(aten._linalg_solve_ex.default, dtypes=WIDE_INEXACT | {torch.int32}, check=check_no_errors_asked, limits=PIVOTS)(
-    solve
+OPS.op(
+    aten._linalg_solve_ex.default,
+    dtypes=WIDE_INEXACT | {torch.int32},
+    check=check_no_errors_asked,
+    limits=PIVOTS,
+    pad=linalg_rules.solve_known_size,
+)(solve)
+
+
+@OPS.op(
+    aten.linalg_inv_ex.default,
+    dtypes=WIDE_INEXACT | {torch.int32},
+    check=check_no_errors_asked,
+    limits=PIVOTS,
+    pad=linalg_rules.pad_square_matrix,
 )
-
-
-@OPS.op(aten.linalg_inv_ex.default, dtypes=WIDE_INEXACT | {torch.int32}, check=check_no_errors_asked, limits=PIVOTS)
 def inv(A: jax.Array, *, check_errors: bool = False) -> Arrays:
     result, _, _, info = solve(A, identity_like(A))
     return result, info
@@ -209,13 +222,25 @@ def _factor_for_det(a: jax.Array) -> Arrays:
     return factors, pivots, jnp.diagonal(factors, axis1=-2, axis2=-1)
 
 
-@OPS.op(aten._linalg_det.default, dtypes=WIDE_INEXACT | {torch.int32}, check=check_layout, limits=NOT_CONTIGUOUS)
+@OPS.op(
+    aten._linalg_det.default,
+    dtypes=WIDE_INEXACT | {torch.int32},
+    check=check_layout,
+    limits=NOT_CONTIGUOUS,
+    pad=linalg_rules.pad_square_matrix,
+)
 def det(A: jax.Array) -> Arrays:
     factors, pivots, diagonal = _factor_for_det(A)
     return diagonal.prod(-1) * _parity(pivots).astype(A.dtype), factors, pivots
 
 
-@OPS.op(aten._linalg_slogdet.default, dtypes=WIDE_INEXACT | {torch.int32}, check=check_layout, limits=NOT_CONTIGUOUS)
+@OPS.op(
+    aten._linalg_slogdet.default,
+    dtypes=WIDE_INEXACT | {torch.int32},
+    check=check_layout,
+    limits=NOT_CONTIGUOUS,
+    pad=linalg_rules.pad_square_matrix,
+)
 def slogdet(A: jax.Array) -> Arrays:
     factors, pivots, diagonal = _factor_for_det(A)
     sign = jnp.sign(diagonal).prod(-1) * _parity(pivots).astype(A.dtype)

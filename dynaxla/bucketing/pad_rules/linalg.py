@@ -25,18 +25,27 @@ _SIDES: Mapping[OpOverload, tuple[str, str]] = {
     aten.cholesky_solve.default: ("input2", "self"),
     aten.linalg_solve_triangular.default: ("self", "B"),
     aten.triangular_solve.default: ("A", "self"),
+    aten._linalg_solve_ex.default: ("A", "B"),
+    aten.linalg_lu_solve.default: ("LU", "B"),
 }
 
 
 @takes()
 def pad_square_matrix(call: RuleContext) -> Results:
-    """cholesky_ex, cholesky_inverse, matrix_exp: the matrix continues with the identity in its padding."""
+    """cholesky_ex, inverses, determinants, matrix_exp: the matrix continues with the identity in its padding.
+
+    No pivot of the matrix is a row of its padding, where the matrix's columns have zeros. Factors have the matrix's dims,
+    pivots those of its rows, and an `info` or a determinant those of the batch.
+    """
     name = next(iter(call.given))
     value = _pad_with_identity(call, call[name])
+    if padded_size(value.dims[-1]) != padded_size(value.dims[-2]):
+        raise Unpaddable("the matrix is not square")
     node = call.same(**{name: value})
-    if isinstance(node.meta["val"], torch.Tensor):
+    made = node.meta["val"]
+    if isinstance(made, torch.Tensor):
         return call.result(node, value.dims)
-    return call.results(node, [value.dims, value.dims[:-2]])
+    return call.results(node, [value.dims[: each.dim()] for each in made])
 
 
 @takes()
@@ -53,6 +62,36 @@ def solve(call: RuleContext) -> Results:
     if isinstance(node.meta["val"], torch.Tensor):
         return call.result(node, solution)
     return call.results(node, [solution, (*batch, *matrix.dims[-2:])])
+
+
+@takes()
+def solve_known_size(call: RuleContext) -> Results:
+    """solve, lu_solve: batches and columns may vary. Beside a matrix that continues, an infinite element would become NaN."""
+    names = _SIDES[call.op]
+    matrix, other = call[names[0]], call[names[1]]
+    if not all(map(is_full, matrix.dims[-2:])):
+        raise Unpaddable("the size of the matrix varies")
+    if other.dims == matrix.dims[:-1]:  # vectors, without a dim for columns
+        solution = other.dims
+    elif len(other.dims) < len(matrix.dims):
+        raise Unpaddable("by its sizes the right-hand side may be vectors, or be used for every matrix")
+    else:
+        matrix, other = align_values(call, [matrix, other], behind=2)
+        solution = (*broadcast([matrix.dims[:-2], other.dims[:-2]]), *other.dims[-2:])
+    changed = dict(zip(names, (matrix, other), strict=True))
+    if "pivots" in call.given:
+        changed["pivots"] = _fill_pivots(call, call["pivots"], matrix)
+    node = call.same(**changed)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return call.result(node, solution)
+    return call.results(node, [solution, *(matrix.dims[:rank] for rank in map(torch.Tensor.dim, node.meta["val"][1:]))])
+
+
+def _fill_pivots(call: RuleContext, pivots: PaddedValue, factors: PaddedValue) -> PaddedValue:
+    """Pivots whose padding names the first row: eager refuses rows that there are not."""
+    if pivots.dims != factors.dims[:-1]:
+        raise Unpaddable("factors and pivots have their elements at different places")
+    return call.build.mask(pivots, range(len(pivots.dims) - 1), 1)
 
 
 def _pad_with_identity(call: RuleContext, value: PaddedValue) -> PaddedValue:

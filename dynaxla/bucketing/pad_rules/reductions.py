@@ -14,6 +14,7 @@ from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
 from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size, is_varying
+from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -74,6 +75,20 @@ def reduction(call: RuleContext) -> Results:
         )
     filled = call.build.mask(value, reduced, _identity(call, name, value.meta.dtype))
     return make_results(call, call.same(**{_first(call): filled}), reduced_shape(call, value, reduced))
+
+
+@takes(dim=LAYOUT)
+def smallest_and_largest(call: RuleContext) -> Results:
+    """aminmax: padding along the reduced dims is the dtype's highest value for one result, and its lowest for the other."""
+    value: PaddedValue = call.tensors[0]
+    reduced, dtype = reduced_dims(call, value), value.meta.dtype
+    dims = reduced_shape(call, value, reduced)
+
+    def reduce(op: OpOverload, identity: float) -> PaddedValue:
+        filled = call.build.mask(value, reduced, _typed(identity, dtype))
+        return call.result(call.build.emit(op, filled.node, reduced, bool(call.get("keepdim"))), dims)
+
+    return reduce(aten.amin.default, highest_value(dtype)), reduce(aten.amax.default, lowest_value(dtype))
 
 
 def _position_of_all(call: RuleContext, value: PaddedValue, name: str) -> PaddedValue:
