@@ -24,6 +24,7 @@ from dynaxla.bucketing.size_buckets import BucketScheme
 from dynaxla.cache.kinds import PLAN
 from dynaxla.cache.store import Store
 from dynaxla.errors import OptionError
+from dynaxla.isolation.forking import notify_after_fork
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.programs.miss_policy import MissPolicy
@@ -140,6 +141,11 @@ class AdaptiveBuckets:
         self._dims: tuple[int, ...] = ()
         self._element_counts: dict[tuple[int, Values], tuple[int, int]] = {}
         self._load_plan()
+        notify_after_fork(self)
+
+    def after_fork(self) -> None:
+        """A plan that was under way is the parent's."""
+        self._job = None
 
     @classmethod
     def of(

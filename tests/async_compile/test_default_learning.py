@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla.async_compile.job_queue import CompileJob
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime_state import process
 from tests.async_compile.ended import until
+from tests.async_compile.simulated import SimulatedPart
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
@@ -118,3 +121,17 @@ def test_training_is_planned_too(recorder: Recorder, cheap: None) -> None:
         assert_close(mine, eager)
     until(lambda: process().compile_service.idle)
     assert recorder.snapshot().plans > before.plans
+
+
+def test_a_forked_child_plans_for_itself() -> None:
+    part = SimulatedPart(1, behind=False)
+    part.learner._job = CompileJob(lambda: None, (), (), (), 0.0)  # never ended here: the parent's thread ends it
+    pid = os.fork()
+    if pid == 0:
+        for number in range(CALLS):
+            part.call((SIZES[number % 3],))
+        os._exit(0 if part.asked else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for number in range(CALLS):
+        part.call((SIZES[number % 3],))
+    assert part.asked == 0
