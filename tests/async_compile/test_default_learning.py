@@ -123,6 +123,14 @@ def test_training_is_planned_too(recorder: Recorder, cheap: None) -> None:
     assert recorder.snapshot().plans > before.plans
 
 
+def test_sharded_parts_keep_their_buckets() -> None:
+    part = SimulatedPart(1, behind=False)
+    part.is_sharded = True
+    for number in range(CALLS):
+        part.call((SIZES[number % 3],))
+    assert part.asked == 0
+
+
 def test_a_forked_child_plans_for_itself() -> None:
     part = SimulatedPart(1, behind=False)
     part.learner._job = CompileJob(lambda: None, (), (), (), 0.0)  # never ended here: the parent's thread ends it
