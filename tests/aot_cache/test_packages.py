@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import dynaxla
 from dynaxla.errors import OptionError, PackageError
 from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime_state import process
 from examples.package_embeddings import Embedder, embed, texts
 from tests.tolerances import assert_close
 
@@ -117,6 +118,23 @@ def test_a_package_trains(tmp_path: Path, recorder: Recorder) -> None:
             step(rows)
     with recorder.expect(compiles=2, loads=0):
         step(11)
+
+
+@torch.no_grad()
+def test_a_package_keeps_its_buckets(tmp_path: Path) -> None:
+    path, example, model = str(tmp_path / "package"), torch.randn(40, 6), nn.Linear(6, 3)
+    torch._dynamo.mark_dynamic(example, 0)
+    before = set(process().parts)
+    torch.compile(scale, backend="dynaxla")(model, example)
+    assert [process().parts[each].adapts_buckets for each in set(process().parts) - before] == [True]
+    made = torch.compile(scale, backend="dynaxla", fullgraph=True).aot_compile(((model, example), {}))
+    made.save_compiled_function(path)
+    before = set(process().parts)
+    with open(path, "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    x = torch.randn(30, 6)
+    assert_close(loaded(model, x), scale(model, x))
+    assert [process().parts[each].adapts_buckets for each in set(process().parts) - before] == [False]
 
 
 @torch.no_grad()
