@@ -279,17 +279,17 @@ def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return _extreme_with_place(x, dim, keepdim, largest=False)
 
 
-@OPS.op(aten.aminmax.default, dtypes=REAL, pad=reductions_rules.smallest_and_largest)
+@OPS.op(aten.aminmax.default, dtypes=REAL, pad=reductions_rules.both_extremes)
 def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> Pair:
     dims = () if dim is None else dim
     return amin(x, dims, keepdim), amax(x, dims, keepdim)
 
 
-@OPS.op(aten._aminmax.default, dtypes=REAL, pad=reductions_rules.smallest_and_largest)
+@OPS.op(aten._aminmax.default, dtypes=REAL, pad=reductions_rules.both_extremes)
 def aminmax_whole(x: jax.Array) -> Pair:
     return aminmax(x)
 
 
-@OPS.op(aten._aminmax.dim, dtypes=REAL, pad=reductions_rules.smallest_and_largest)
+@OPS.op(aten._aminmax.dim, dtypes=REAL, pad=reductions_rules.both_extremes)
 def aminmax_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return aminmax(x, dim=dim, keepdim=keepdim)

@@ -30,7 +30,6 @@ METRIC = re.compile(r"(?:serving|llm|dynaxla)_(\w+?)(?:_seconds|_total|_rows)?")
 
 OF_OTHERS = {
     "include_stop_str_in_output": "vLLM's field, as an example of a new one",
-    "both_extremes": "the pad rule that CONTRIBUTING.md adds",
     "OLD_CHECKOUT": "to be filled in",
     "cond_3": "an example of a numbered name",
     "external_data": "torch",

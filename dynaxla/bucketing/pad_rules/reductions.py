@@ -14,7 +14,6 @@ from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
 from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import Size, is_varying
-from dynaxla.torch_api.overloads import OpOverload
 
 aten = torch.ops.aten
 _ONE: Dim = (Factor(1, 1),)
@@ -78,17 +77,16 @@ def reduction(call: RuleContext) -> Results:
 
 
 @takes(dim=LAYOUT)
-def smallest_and_largest(call: RuleContext) -> Results:
-    """aminmax: padding along the reduced dims is the dtype's highest value for one result, and its lowest for the other."""
+def both_extremes(call: RuleContext) -> Results:
+    """aminmax: padding is set to the highest value for the minimum, to the lowest for the maximum."""
     value: PaddedValue = call.tensors[0]
-    reduced, dtype = reduced_dims(call, value), value.meta.dtype
+    reduced = reduced_dims(call, value)
     dims = reduced_shape(call, value, reduced)
-
-    def reduce(op: OpOverload, identity: float) -> PaddedValue:
-        filled = call.build.mask(value, reduced, _typed(identity, dtype))
-        return call.result(call.build.emit(op, filled.node, reduced, bool(call.get("keepdim"))), dims)
-
-    return reduce(aten.amin.default, highest_value(dtype)), reduce(aten.amax.default, lowest_value(dtype))
+    results = []
+    for op, fill in ((aten.amin.default, highest_value), (aten.amax.default, lowest_value)):
+        filled = call.build.mask(value, reduced, fill(value.meta.dtype))
+        results.append(call.result(call.build.emit(op, filled.node, reduced, bool(call.get("keepdim"))), dims))
+    return tuple(results)
 
 
 def _position_of_all(call: RuleContext, value: PaddedValue, name: str) -> PaddedValue:
