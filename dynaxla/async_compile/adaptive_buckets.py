@@ -157,14 +157,13 @@ class AdaptiveBuckets:
     ) -> AdaptiveBuckets:
         """The buckets of a compiled part. A quarter of its programs is left to sizes that no plan has."""
         pipeline = programs.compiler.pipeline
-        is_learned = pipeline.options.buckets == "learned"
         return cls(
             client,
             programs.keys,
             service,
             pipeline.recorder,
             policy=policy,
-            compile_s=lambda: 0.0 if is_learned else programs.compile_s,
+            compile_s=lambda: programs.compile_s,
             capacity=max(1, pipeline.options.max_executables * 3 // 4),
             name=programs.compiler.graphs.name,
             store=pipeline.executables.store,

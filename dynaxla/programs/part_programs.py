@@ -45,7 +45,8 @@ class PartPrograms:
         adapts_buckets: whether they are: where the options ask for it, and by default on the CPU, without a package, and unless
             results have to be the same in every call (`torch.use_deterministic_algorithms`): programs of two buckets may add
             in another order.
-        compile_s: seconds of a compile, the capture left out: the mean of the latest.
+        compile_s: seconds of a compile, which a planned bucket has to have saved: the mean of the latest, without captures. 0
+            with "learned", where no seconds are weighed.
         listeners: told of what is added and dropped.
         get, mark_used: those of the cache, called once per call of the part.
     """
@@ -58,7 +59,7 @@ class PartPrograms:
         self.compiler = compiler
         is_learned = options.buckets == "learned"
         self.adapts_buckets = adapts and not policies.chosen and (is_learned or self._adapts_by_default())
-        self.compile_s = USUAL_COMPILE_S
+        self.compile_s = 0.0 if is_learned else USUAL_COMPILE_S
         self._compile_times: deque[float] = deque(maxlen=16)
         self.listeners: list[ProgramListener] = []
         self._warnings = RecompileWarnings(options, chosen=policies.chosen or is_learned)
@@ -110,7 +111,7 @@ class PartPrograms:
                 compiled = self.compiler.compile(ExactSpec(args), timing)
                 key = self.keys.of(values)
             timing.tell(origin.what, self._explain_compile(key))
-            if timing.compile_s:
+            if timing.compile_s and self.compile_s:
                 self._compile_times.append(timing.padding_s + timing.lowering_s + timing.compile_s)
                 self.compile_s = statistics.fmean(self._compile_times)
             return self.put(key, compiled, values)

@@ -24,9 +24,9 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime_state import process
 from tests.async_compile.ended import jobs, until
-from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("settled")
 BEHIND = {"compile": "behind"}
 BUCKETS = dynaxla.Explicit((4, 8, 16, 32))
 
@@ -50,13 +50,6 @@ def ids(batch: int, length: int) -> torch.Tensor:
 
 def behind(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", dynamic=True, options={**BEHIND, "buckets": BUCKETS, **options})
-
-
-@pytest.fixture(autouse=True)
-def _padding_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    poison(monkeypatch)
-    yield
-    until(lambda: process().compile_service.idle)  # what one test wanted is not counted by the next
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,18 +16,11 @@ from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime_state import process
 from tests.async_compile.ended import until
 from tests.async_compile.simulated import SimulatedPart
-from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("settled")
 CALLS = 200
 SIZES = (17, 33, 100)
-
-
-@pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    poison(monkeypatch)
-    yield
-    until(lambda: process().compile_service.idle)
 
 
 @pytest.fixture

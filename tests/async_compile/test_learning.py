@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,12 @@ from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.executable_cache import ExecutableCache
 from dynaxla.runtime_state import process
 from tests.async_compile.ended import until
-from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("settled")
 SIZES = (17, 33, 100)
 FIRST_PLAN = 64
 """After so many calls such sizes have been planned."""
-
-
-@pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    poison(monkeypatch)
-    yield
-    until(lambda: process().compile_service.idle)
 
 
 @pytest.fixture
