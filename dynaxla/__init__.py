@@ -110,6 +110,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dynaxla' has no attribute {name!r}")
     from importlib import import_module
 
-    if name == "distributed":
-        return import_module("dynaxla.distributed")
-    return getattr(import_module(_HOMES[name]), name)
+    from dynaxla.isolation.interrupts import defer_interrupts
+
+    with defer_interrupts():  # of JAX, half imported, nothing could be imported later
+        if name == "distributed":
+            return import_module("dynaxla.distributed")
+        return getattr(import_module(_HOMES[name]), name)

@@ -19,6 +19,7 @@ from dynaxla.cache.store import open_store
 from dynaxla.errors import VersionError
 from dynaxla.isolation.failures import KnownFailures, failures_file
 from dynaxla.isolation.forking import CAPTURING, TRACING, hold_across_forks
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.isolation.once import once
 from dynaxla.lowering.function_table import FunctionTable
 from dynaxla.lowering.lowering_choice import LoweringChoice
@@ -65,7 +66,8 @@ class RuntimeState:
 @cache
 def shared_here() -> RuntimeState:
     """The process's own instance, for what captures and lowers nothing: a package needs less than is checked for."""
-    apply_patches()  # waits for Dynamo's lock, whose holder may wait for `_make_state`
+    with defer_interrupts():
+        apply_patches()  # waits for Dynamo's lock, whose holder may wait for `_make_state`
     return _make_state()
 
 

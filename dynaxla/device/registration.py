@@ -26,6 +26,7 @@ from dynaxla.device.storage import DeviceStorages, find_sharding
 from dynaxla.device.supported_ops import find_supported_ops
 from dynaxla.distributed.process_groups import ProcessGroupMaker
 from dynaxla.errors import OptionError, TargetError
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.isolation.once import once
 from dynaxla.options import Options, check_device_mode
 from dynaxla.runtime.joined_client import DeviceCpuClient
@@ -107,7 +108,7 @@ def use(platform: str | os.PathLike[str] | None = None, *, devices: int | None =
         TargetError: the platform is not here, or has fewer devices.
     """
     choice = _choice()
-    with choice.lock:
+    with choice.lock, defer_interrupts():
         named = os.environ.get(PLATFORM_VARIABLE) if platform is None else os.fspath(platform)
         if choice.device is None:
             choice.device = _start(named, devices)

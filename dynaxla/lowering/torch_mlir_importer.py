@@ -7,9 +7,9 @@ It is Python over MLIR's builders and safe to run here; the pass pipelines, whic
 from __future__ import annotations
 
 import io
-from functools import cache
 from typing import Any
 
+from dynaxla.isolation.once import once
 from dynaxla.lowering.mlir_contexts import SharedContext
 
 
@@ -56,7 +56,7 @@ class TorchMlir:
         return str(self.ir.Module.parse(bytecode, self.context()))
 
 
-@cache
+@once
 def load() -> TorchMlir:
     """Imports torch_mlir once per process."""
     return TorchMlir()

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from dynaxla.isolation.forking import keep_alive, notify_after_fork
+from dynaxla.isolation.once import once
 from dynaxla.runtime.executable_info import (
     WITHOUT_REDUCTIONS,
     CompileRejected,
@@ -58,7 +59,7 @@ class Jaxlib:
         self.array_handler: Any = handler if unchecked else partial(handler, _skip_checks=True)
 
 
-@cache
+@once
 def load() -> Jaxlib:
     """Imports jaxlib once per process; creates no client and probes no device."""
     return Jaxlib()
@@ -104,7 +105,7 @@ class MlirBindings:
         return make_ir_context()
 
 
-@cache
+@once
 def mlir() -> MlirBindings:
     """Imports the bindings once per process."""
     return MlirBindings()
@@ -327,7 +328,7 @@ def _prepare_calls(program: bytes | str) -> None:
         _prepare_lapack()
 
 
-@cache
+@once
 def _prepare_lapack() -> None:
     import numpy as np
     from jaxlib import lapack

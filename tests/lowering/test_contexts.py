@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -41,6 +43,7 @@ def test_modules_of_one_context_are_those_of_fresh_ones(monkeypatch: pytest.Monk
     assert isinstance(torch_mlir_passes.lower(b"no module", version), LoweringRejected)
     shared.append(lowered(3))
     monkeypatch.setattr("dynaxla.lowering.mlir_contexts.MOST_MODULES", 1)
-    torch_mlir_importer.load.cache_clear(), torch_mlir_passes._load.cache_clear()
+    monkeypatch.setattr(torch_mlir_importer, "load", cache(torch_mlir_importer.TorchMlir))
+    torch_mlir_passes._load.cache_clear()
     fresh = [lowered(size) for size in (3, 4)]
     assert shared == [fresh[0], fresh[1], fresh[0], fresh[0]]

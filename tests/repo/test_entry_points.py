@@ -56,7 +56,7 @@ def test_the_users_jax_is_left_alone(fresh_process: dict[str, Any]) -> None:
 
 def test_the_entry_point_names_the_backend() -> None:
     points = metadata.entry_points(group="torch_dynamo_backends", name="dynaxla")
-    assert {point.value for point in points} == {"dynaxla.backend:dynaxla"}
+    assert {point.value for point in points} == {"dynaxla:dynaxla"}
     assert next(iter(points)).load() is dynaxla.dynaxla
 
 
