@@ -185,7 +185,9 @@ EXAMPLES: Mapping[str, ErrorExample] = MappingProxyType(
         "DX305": ErrorExample(
             _NOT_STARTED + "try:\n    " + _LOWERING.strip() + "\n\n"
             '    LoweringWorker().lower(b"", "1.9.0", Limits(60, 8 << 30))\nfinally:\n    sys.path.remove(folder)',
-            "The child runs the same Python with the same `sys.path`: its last line of output says which module is shadowed.",
+            "The child runs the same Python with the same `sys.path`: its last line of output says which module is shadowed. If it was "
+            "ended by SIGKILL twice, the system is short of memory; nothing is remembered of the call, and the next process tries "
+            "it again.",
         ),
         "DX310": ErrorExample(
             '@torch.library.custom_op("guide::halve", mutates_args=())\n'

@@ -16,7 +16,7 @@
     │   ├── LoweringCrashed                     DX302  torch-mlir crashed
     │   ├── LoweringTimeout                     DX303  torch-mlir took longer than the limit
     │   ├── LoweringOutOfMemory                 DX304  torch-mlir needed more memory than the limit
-    │   └── LoweringUnavailable                 DX305  the process for lowering could not start
+    │   └── LoweringUnavailable                 DX305  the process for lowering could not start, or was ended from outside
     ├── LinkError                               DX310  the results of an op's body differ from torch's
     ├── CompileError                            DX320  XLA rejected the program
     │   ├── CompileCrashed                      DX321  XLA's compiler crashed
@@ -45,6 +45,7 @@ raised any other exception (partition/error_boundary.py). Under fallback="error"
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -194,7 +195,7 @@ class LoweringUnavailable(LoweringError):
     id = "DX305"
 
     def __init__(self, exit_status: int, stderr_tail: str) -> None:
-        super().__init__(*_not_started("lowers", exit_status, stderr_tail))
+        super().__init__(*_unavailable("lowers", exit_status, stderr_tail))
 
 
 class LinkError(DynaxlaError):
@@ -245,12 +246,17 @@ class CompileUnavailable(CompileError):
 
     @classmethod
     def of(cls, exit_status: int, stderr_tail: str) -> Self:
-        return cls(*_not_started("compiles", exit_status, stderr_tail))
+        return cls(*_unavailable("compiles", exit_status, stderr_tail))
 
 
-def _not_started(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
-    """Returns the explanation and hint of an error for a process that did not start."""
+def _unavailable(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
+    """Returns the explanation and hint of an error for a process that did not start, or was ended from outside."""
     last = (stderr_tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
+    if exit_status < 0:
+        return (
+            f"the process that {does} was ended by {signal.Signals(-exit_status).name}; its last output: {last}",
+            "if nobody ended it by SIGKILL, the system did, short of memory: its log says so",
+        )
     return (
         f"the process that {does} ended with exit status {exit_status} before its first request; its last output: {last}",
         "it runs the same Python with this process's sys.path: look there for a module that shadows one of Python's own",

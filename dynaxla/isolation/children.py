@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from typing import IO, Any
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.options import Limits
 
+logger = logging.getLogger("dynaxla")
+
 _STDERR_TAIL_BYTES = 4000
 _START_S = 120.0  # it imports a compiler, perhaps on a busy machine
 _LOOK_S = 0.2  # how often it is asked whether an answer is still wanted
@@ -34,6 +38,9 @@ _OUT_OF_MEMORY_MARKS = (
     "LLVM ERROR: Unable to allocate",
 )
 
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""No compiler sends these itself: the system, short of memory, or a user ended the child. Its request is not to blame."""
+
 
 class ChildError(Exception):
     """The child did not answer."""
@@ -46,8 +53,8 @@ class ChildDied(ChildError):
         self.stderr_tail = stderr_tail
 
 
-class ChildNotStarted(ChildDied):
-    """The child died before its first request: the cause is its environment, not a request."""
+class ChildUnavailable(ChildDied):
+    """The child died before its first request, or was ended from outside twice: no request is the cause."""
 
 
 class ChildTookTooLong(ChildError):
@@ -122,7 +129,7 @@ class ChildProcess:
         Raises:
             ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
             ChildAbandoned: likewise, because the answer is no longer needed.
-            ChildNotStarted: the child cannot be started.
+            ChildUnavailable: the child cannot be started, or was ended from outside, and so was the next one.
         """
         with self._lock:
             try:
@@ -140,9 +147,12 @@ class ChildProcess:
         try:
             return _ask(self._ready_child(), request, limits, abandoned)
         except ChildDied as error:
-            if error.exit_status != 0 or isinstance(error, ChildNotStarted):
+            if error.exit_status != 0 and not _is_from_outside(error.exit_status):
                 raise
-        self._discard()  # it was idle for too long, and ended before it saw the request
+            if error.exit_status != 0:
+                name = signal.Signals(-error.exit_status).name
+                logger.warning("a compiling process was ended by %s; its request is asked again", name)
+        self._discard()  # ended from outside, or idle for too long: then it ended before it saw the request
         return _ask(self._ready_child(), request, limits, abandoned)
 
     def _ready_child(self) -> _Child:
@@ -193,8 +203,7 @@ def serve(arguments: list[str], answer: Callable[[Any], object], idle_s: float |
             request, memory_bytes = connection.recv()
         except EOFError:
             return
-        limit = mapped + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        _limit_memory(mapped + memory_bytes)
         if inject:
             _fail(_fault(request))
         connection.send(answer(request))
@@ -212,11 +221,15 @@ def _ask(child: _Child, request: object, limits: Limits, abandoned: Callable[[],
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = child.process.wait()
         tail = _tail(child.stderr, said)
-    if not child.ready:
-        raise ChildNotStarted(status, tail)
+    if not child.ready or _is_from_outside(status):
+        raise ChildUnavailable(status, tail)
     if any(mark in tail for mark in _OUT_OF_MEMORY_MARKS):
         raise ChildOutOfMemory
     raise ChildDied(status, tail)
+
+
+def _is_from_outside(exit_status: int) -> bool:
+    return -exit_status in _FROM_OUTSIDE
 
 
 def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:
@@ -248,6 +261,13 @@ def _tail(stream: IO[bytes], start: int) -> str:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(start, size - _STDERR_TAIL_BYTES))
     return stream.read().decode(errors="replace")
+
+
+def _limit_memory(wanted: int) -> None:
+    """Limits the memory that this process may map, to less than is wanted where `ulimit -v` allows no more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _mapped_bytes() -> int:

@@ -34,7 +34,7 @@ class ChildPool:
 
         Raises:
             ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and that child's next request gets a new one.
-            ChildNotStarted: a child cannot be started.
+            ChildUnavailable: a child cannot be started, or two were ended from outside.
         """
         with self._lock:
             child = min(self.children, key=self._asked.__getitem__)

@@ -7,10 +7,10 @@ import sys
 from dynaxla.errors import LoweringCrashed, LoweringFailed, LoweringOutOfMemory, LoweringTimeout, LoweringUnavailable
 from dynaxla.isolation.children import (
     ChildDied,
-    ChildNotStarted,
     ChildOutOfMemory,
     ChildProcess,
     ChildTookTooLong,
+    ChildUnavailable,
     serve,
 )
 from dynaxla.lowering import torch_mlir_passes
@@ -32,11 +32,11 @@ class LoweringWorker:
             LoweringCrashed: the child died.
             LoweringTimeout: it took longer than the limit.
             LoweringOutOfMemory: it needed more memory than the limit.
-            LoweringUnavailable: the child process cannot be started.
+            LoweringUnavailable: the child process cannot be started, or was ended from outside twice.
         """
         try:
             reply: LoweredModule | LoweringRejected = self.child.ask((module, version), limits)
-        except ChildNotStarted as error:
+        except ChildUnavailable as error:
             raise LoweringUnavailable(error.exit_status, error.stderr_tail) from None
         except ChildDied as error:
             raise LoweringCrashed(error.exit_status, error.stderr_tail) from None

@@ -60,7 +60,7 @@ class TorchMlirLowering:
         """Lowers calls. Returns the functions of those on which torch-mlir succeeds.
 
         Raises:
-            LoweringUnavailable: the child process cannot be started.
+            LoweringUnavailable: the child process cannot be started, or was ended from outside twice.
         """
         if not calls:
             return

@@ -9,10 +9,10 @@ from typing import Any
 from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
 from dynaxla.isolation.children import (
     ChildDied,
-    ChildNotStarted,
     ChildOutOfMemory,
     ChildProcess,
     ChildTookTooLong,
+    ChildUnavailable,
     serve,
 )
 from dynaxla.isolation.failures import CompilerFailure, KnownFailures
@@ -45,7 +45,7 @@ class CompileWorker:
             CompileCrashed: the child crashed, now or in an earlier process.
             CompileTimeout: the compile took longer than the limit.
             CompileOutOfMemory: the compile took more memory than the limit.
-            CompileUnavailable: no child could be started.
+            CompileUnavailable: no child could be started, or two were ended from outside.
         """
         key = hashlib.sha256(module).hexdigest()
         if (known := self._failures.get(key)) is not None:
@@ -68,11 +68,11 @@ def request_compile(child: ChildProcess | ChildPool, request: object, limits: Li
         CompileCrashed: the child crashed.
         CompileTimeout: the request took longer than the limit.
         CompileOutOfMemory: the request took more memory than the limit.
-        CompileUnavailable: no child could be started.
+        CompileUnavailable: no child could be started, or two were ended from outside.
     """
     try:
         return child.ask(request, limits)
-    except ChildNotStarted as died:
+    except ChildUnavailable as died:
         raise CompileUnavailable.of(died.exit_status, died.stderr_tail) from None
     except ChildDied as died:
         raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None

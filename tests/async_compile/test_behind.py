@@ -154,7 +154,7 @@ def test_a_child_that_is_killed_loses_no_call(recorder: Recorder, caplog: pytest
                 os.kill(child.pid, signal.SIGKILL)
         for _ in range(20):
             assert_close(compiled(x), net(x))
-    assert "gave no answer, and is asked again" in caplog.text
+    assert "ended by SIGKILL; its request is asked again" in caplog.text
     with recorder.expect(served_own=1):
         assert_close(compiled(x), net(x))
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from jax import lax
 
-from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout
+from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, CompileTimeout, CompileUnavailable
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
@@ -23,6 +23,7 @@ from dynaxla.runtime import xla
 from dynaxla.runtime.compile_worker import CompileWorker
 from dynaxla.runtime.executable_info import PLAIN_LOOPS, ModuleRequest, SerializedExecutable, find_overrides
 from dynaxla.runtime.pjrt_clients import cpu_client
+from tests.killed_children import killing
 from tests.tolerances import assert_close
 
 LIMITS = Limits(60.0, 8 << 30)
@@ -71,6 +72,27 @@ def test_a_fault_ends_the_child_and_the_next_module_gets_a_new_one(
     with pytest.raises(kind):
         worker.compile(f"fault:{fault}".encode(), Limits(seconds, 8 << 30))
     assert worker.compile(GOOD.encode(), LIMITS)
+
+
+def test_a_module_whose_children_are_killed_is_tried_by_later_processes(tmp_path: Path) -> None:
+    worker = CompileWorker(KnownFailures(tmp_path / "failures.jsonl"), inject_faults=True)
+    with killing(lambda: worker.pool.children[0].pid), pytest.raises(CompileUnavailable, match="ended by SIGKILL"):
+        worker.compile(b"fault:sleep", LIMITS)
+    worker.pool.close()
+    assert not (tmp_path / "failures.jsonl").exists()
+
+
+def test_a_limit_of_the_process_on_its_memory_is_kept() -> None:
+    """`ulimit -v`, below what a child may have by the options: no child may raise it."""
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+        "import torch, dynaxla\n"
+        "x = torch.ones(3)\n"
+        "assert torch.equal(torch.compile(lambda x: x.relu() + x, backend='dynaxla')(x), x + x)\n"
+        "assert 'in eager' not in dynaxla.report(), dynaxla.report()"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_refused_module_leaves_the_child_alive(worker: CompileWorker) -> None:
