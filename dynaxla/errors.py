@@ -45,7 +45,6 @@ raised any other exception (partition/error_boundary.py). Under fallback="error"
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -194,8 +193,8 @@ class LoweringOutOfMemory(LoweringError):
 class LoweringUnavailable(LoweringError):
     id = "DX305"
 
-    def __init__(self, exit_status: int, stderr_tail: str) -> None:
-        super().__init__(*_unavailable("lowers", exit_status, stderr_tail))
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(f"the process that lowers {why}", hint)
 
 
 class LinkError(DynaxlaError):
@@ -245,22 +244,8 @@ class CompileUnavailable(CompileError):
     id = "DX324"
 
     @classmethod
-    def of(cls, exit_status: int, stderr_tail: str) -> Self:
-        return cls(*_unavailable("compiles", exit_status, stderr_tail))
-
-
-def _unavailable(does: str, exit_status: int, stderr_tail: str) -> tuple[str, str]:
-    """Returns the explanation and hint of an error for a process that did not start, or was ended from outside."""
-    last = (stderr_tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
-    if exit_status < 0:
-        return (
-            f"the process that {does} was ended by {signal.Signals(-exit_status).name}; its last output: {last}",
-            "if nobody ended it by SIGKILL, the system did, short of memory: its log says so",
-        )
-    return (
-        f"the process that {does} ended with exit status {exit_status} before its first request; its last output: {last}",
-        "it runs the same Python with this process's sys.path: look there for a module that shadows one of Python's own",
-    )
+    def of(cls, why: str, hint: str) -> Self:
+        return cls(f"the process that compiles {why}", hint)
 
 
 class ExecutionError(DynaxlaError):

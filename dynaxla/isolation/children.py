@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -53,8 +54,22 @@ class ChildDied(ChildError):
         self.stderr_tail = stderr_tail
 
 
-class ChildUnavailable(ChildDied):
-    """The child died before its first request, or was ended from outside twice: no request is the cause."""
+class ChildUnavailable(ChildError):
+    """There is no child to answer, of which no request is the cause.
+
+    Attributes:
+        why: what became of the child, after "the process".
+        hint: what to do.
+    """
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.hint = hint
+
+
+class _ChildEnded(ChildUnavailable):
+    """The child was ended from outside: another one may answer."""
 
 
 class ChildTookTooLong(ChildError):
@@ -116,8 +131,8 @@ class ChildProcess:
         return self._lock.locked()
 
     def start(self) -> None:
-        """Starts the child without waiting for it, so that it is ready sooner."""
-        with self._lock:
+        """Starts the child without waiting for it, so that it is ready sooner. Where that fails, a request will say so."""
+        with self._lock, suppress(ChildUnavailable):
             self._ready_child()
 
     def ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None = None) -> Any:
@@ -129,7 +144,7 @@ class ChildProcess:
         Raises:
             ChildDied, ChildTookTooLong, ChildOutOfMemory: there is no answer, and the next request gets a new child.
             ChildAbandoned: likewise, because the answer is no longer needed.
-            ChildUnavailable: the child cannot be started, or was ended from outside, and so was the next one.
+            ChildUnavailable: no child can be started, or two were ended from outside.
         """
         with self._lock:
             try:
@@ -146,13 +161,12 @@ class ChildProcess:
     def _ask(self, request: object, limits: Limits, abandoned: Callable[[], bool] | None) -> Any:
         try:
             return _ask(self._ready_child(), request, limits, abandoned)
+        except _ChildEnded as ended:
+            logger.warning("a compiling process %s; its request is asked again", ended.why)
         except ChildDied as error:
-            if error.exit_status != 0 and not _is_from_outside(error.exit_status):
+            if error.exit_status != 0:  # else it was idle for too long, and ended before it saw the request
                 raise
-            if error.exit_status != 0:
-                name = signal.Signals(-error.exit_status).name
-                logger.warning("a compiling process was ended by %s; its request is asked again", name)
-        self._discard()  # ended from outside, or idle for too long: then it ended before it saw the request
+        self._discard()
         return _ask(self._ready_child(), request, limits, abandoned)
 
     def _ready_child(self) -> _Child:
@@ -165,6 +179,13 @@ class ChildProcess:
         return self._child
 
     def _start(self) -> _Child:
+        try:
+            return self._spawn()
+        except OSError as error:
+            hint = "the system allows this user or container no more processes or open files, or has no folder for temporary ones"
+            raise ChildUnavailable(f"cannot be started: {error}", hint) from error
+
+    def _spawn(self) -> _Child:
         ours, theirs = Pipe()
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the child owns it as long as it lives)
         process = subprocess.Popen(
@@ -221,15 +242,18 @@ def _ask(child: _Child, request: object, limits: Limits, abandoned: Callable[[],
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = child.process.wait()
         tail = _tail(child.stderr, said)
-    if not child.ready or _is_from_outside(status):
-        raise ChildUnavailable(status, tail)
+    last = (tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
+    if -status in _FROM_OUTSIDE:
+        why = f"was ended by {signal.Signals(-status).name}; its last output: {last}"
+        raise _ChildEnded(why, "if nobody ended it by SIGKILL, the system did, short of memory: its log says so")
+    if not child.ready:
+        raise ChildUnavailable(
+            f"ended with exit status {status} before its first request; its last output: {last}",
+            "it runs the same Python with this process's sys.path: look there for a module that shadows one of Python's own",
+        )
     if any(mark in tail for mark in _OUT_OF_MEMORY_MARKS):
         raise ChildOutOfMemory
     raise ChildDied(status, tail)
-
-
-def _is_from_outside(exit_status: int) -> bool:
-    return -exit_status in _FROM_OUTSIDE
 
 
 def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:

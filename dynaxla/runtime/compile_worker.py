@@ -72,8 +72,8 @@ def request_compile(child: ChildProcess | ChildPool, request: object, limits: Li
     """
     try:
         return child.ask(request, limits)
-    except ChildUnavailable as died:
-        raise CompileUnavailable.of(died.exit_status, died.stderr_tail) from None
+    except ChildUnavailable as error:
+        raise CompileUnavailable.of(error.why, error.hint) from None
     except ChildDied as died:
         raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None
     except ChildTookTooLong:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -209,6 +210,28 @@ def test_a_call_whose_children_are_killed_is_not_to_blame(worker: LoweringWorker
     with killing(lambda: worker.child.pid), pytest.raises(LoweringUnavailable, match="ended by SIGKILL"):
         worker.lower(GOOD, "fault:sleep", LIMITS)
     assert worker.lower(GOOD, VERSION, LIMITS) == expected
+
+
+@pytest.mark.parametrize(
+    ("refusing", "error"),
+    [
+        ("subprocess.Popen", BlockingIOError(errno.EAGAIN, "no more processes")),
+        ("tempfile.TemporaryFile", FileNotFoundError(errno.ENOENT, "no folder")),
+        ("dynaxla.isolation.children.Pipe", OSError(errno.EMFILE, "no more files")),
+    ],
+)
+def test_where_no_child_can_be_started(
+    refusing: str, error: OSError, worker: LoweringWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as short:
+        short.setattr(refusing, refuse)
+        worker.child.start()  # nothing needs it yet
+        with pytest.raises(LoweringUnavailable, match=f"cannot be started: .*{error.strerror}"):
+            worker.lower(GOOD, VERSION, LIMITS)
+    assert worker.lower(GOOD, VERSION, LIMITS)
 
 
 def test_several_threads_at_once(worker: LoweringWorker) -> None:
