@@ -182,7 +182,7 @@ class ChildProcess:
         try:
             return self._spawn()
         except OSError as error:
-            hint = "the system allows this user or container no more processes or open files, or has no folder for temporary ones"
+            hint = "this user or container may have no more processes or open files, or there is no place for temporary ones"
             raise ChildUnavailable(f"cannot be started: {error}", hint) from error
 
     def _spawn(self) -> _Child:
@@ -242,11 +242,11 @@ def _ask(child: _Child, request: object, limits: Limits, abandoned: Callable[[],
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = child.process.wait()
         tail = _tail(child.stderr, said)
-    last = (tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
     if -status in _FROM_OUTSIDE:
-        why = f"was ended by {signal.Signals(-status).name}; its last output: {last}"
-        raise _ChildEnded(why, "if nobody ended it by SIGKILL, the system did, short of memory: its log says so")
+        hint = "if nobody ended it by SIGKILL, the system did, short of memory: its log says so"
+        raise _ChildEnded(f"was ended by {signal.Signals(-status).name}", hint)
     if not child.ready:
+        last = (tail.strip().splitlines()[-1:] or ["nothing"])[0][:500]
         raise ChildUnavailable(
             f"ended with exit status {status} before its first request; its last output: {last}",
             "it runs the same Python with this process's sys.path: look there for a module that shadows one of Python's own",
