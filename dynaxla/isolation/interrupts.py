@@ -1,39 +1,51 @@
-"""Keeps an interrupt (Ctrl-C) out of work that cannot be done a second time once it is half done."""
+"""Keeps interrupts (Ctrl-C, alarms) out of work that cannot be done a second time once it is half done."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
+
+_RAISING = (signal.SIGINT, signal.SIGALRM)
+"""Signals whose handlers raise: of Ctrl-C, and of timeouts by `signal.alarm`."""
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
     """Has an interrupt that comes meanwhile raised at the end; a second one is raised at once, as this may wait for others.
 
-    Python runs the handler of SIGINT between any two instructions of the main thread. Raised while a native library is
+    Python runs the handlers of signals between any two instructions of the main thread. Raised while a native library is
     imported, KeyboardInterrupt leaves the library loaded and its module gone: what it registers cannot be registered again.
-    In other threads, which no signal reaches, and where SIGINT has no handler of Python's this does nothing.
+    In other threads, which no signal reaches, and for signals without a handler of Python's this does nothing.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in _RAISING:
+                stack.enter_context(_defer(number))
+        yield
+
+
+@contextmanager
+def _defer(number: signal.Signals) -> Iterator[None]:
+    handler = signal.getsignal(number)
+    if not callable(handler):
         yield
         return
-    pending: list[tuple[int, FrameType | None]] = []
+    pending: list[FrameType | None] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(_: int, frame: FrameType | None) -> None:
         if pending:
             handler(number, frame)
         else:
-            pending.append((number, frame))
+            pending.append(frame)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(number, note)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is note:  # else the work has set a handler of its own
-            signal.signal(signal.SIGINT, handler)
+        if signal.getsignal(number) is note:  # else the work has set a handler of its own
+            signal.signal(number, handler)
         if pending:
-            handler(*pending[0])
+            handler(number, pending[0])

@@ -85,6 +85,21 @@ def test_a_second_interrupt_is_raised_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_alarm_is_raised_at_the_end() -> None:
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError
+
+    done: list[int] = []
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    try:
+        with pytest.raises(TimeoutError):
+            _defer(lambda: signal.raise_signal(signal.SIGALRM), lambda: done.append(1))
+        assert signal.getsignal(signal.SIGALRM) is raise_timeout
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert done
+
+
 def test_an_error_comes_with_the_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
         _defer(interrupt, lambda: int("no number"))
