@@ -217,6 +217,7 @@ def serve(arguments: list[str], answer: Callable[[Any], object], idle_s: float |
     connection = Connection(int(arguments[0]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     inject = "--inject-faults" in arguments
+    _be_ended_first()
     mapped = _mapped_bytes()
     connection.send(None)  # it has started
     while connection.poll(idle_s):
@@ -285,6 +286,12 @@ def _tail(stream: IO[bytes], start: int) -> str:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(start, size - _STDERR_TAIL_BYTES))
     return stream.read().decode(errors="replace")
+
+
+def _be_ended_first() -> None:
+    """Has the system, short of memory, end this process rather than the user's, which holds the models."""
+    with suppress(OSError):  # not Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory(wanted: int) -> None:

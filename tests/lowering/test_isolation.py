@@ -204,6 +204,11 @@ def test_a_call_whose_child_is_killed_is_asked_again(
     assert f"ended by {end.name}; its request is asked again" in caplog.text
 
 
+def test_the_system_ends_a_child_first(worker: LoweringWorker) -> None:
+    worker.lower(GOOD, VERSION, LIMITS)
+    assert Path(f"/proc/{_child_pid(worker)}/oom_score_adj").read_text().strip() == "1000"
+
+
 def test_a_call_whose_children_are_killed_is_not_to_blame(worker: LoweringWorker) -> None:
     """As a crash is, which no later process tries again: the system may be short of memory now."""
     expected = worker.lower(GOOD, VERSION, LIMITS)
