@@ -271,6 +271,7 @@ class DeviceResidency:
         with self._lock:
             binding = self._binding
             if binding is None or not self._is_current(binding, weights):
+                self._binding = None  # out of date, and not to be taken for current where binding fails
                 binding = self._binding = self._bind(weights)
             return binding.buffers
 

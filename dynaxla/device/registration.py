@@ -193,7 +193,7 @@ def _start(named: str | None, devices: int | None) -> RegisteredDevice:
     keep_parameters()
     accept_tensors()
     use_cpu_meta_kernels()
-    run_backward_in_caller()
+    run_backward_in_caller(defer_interrupts)
     leave_streams_to_python(torch.device(DEVICE_TYPE, 0))
     leave_modules_to_python(_untraced_modules())
     mark_calls_in_profiles_alone()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
-from functools import cache, wraps
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial, wraps
+from itertools import repeat
 from typing import Any
 
 import torch
+
+_DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 
 
 class _Raised(threading.local):
@@ -25,30 +30,67 @@ def _raised() -> _Raised:
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """Returns the device's type to torch.
+    """Returns the device's type to torch, which asks its attribute `type_`.
 
-    torch also asks for it while a C++ exception leaves a node of a backward pass, to restore the stream. If Python code
-    raised that exception, in a hook or a kernel, its error indicator is still set: then any call from C++ fails, and
-    the process aborts, because nothing may be raised there. So the guard takes the error, which is raised at the end of
-    the pass.
+    torch asks where nothing may be raised: where it makes a node of a graph of autograd, and where it leaves one by a C++
+    exception, to restore the stream. There are two ways to answer, as two kinds of exceptions may be in the way:
+
+    - An interrupt: Python runs the handler of Ctrl-C at the begin of whatever function is entered next, and the process would
+      abort. So the answer is made of callables of C (`partial`, `next`), which no handler interrupts.
+    - An error that Python code raised during a backward pass, in a hook or a kernel: its indicator is still set, any call
+      from C++ fails then, and the process aborts. So in a pass a method answers, takes the error, and has it raised at the end
+      of the pass. Interrupts have to be deferred meanwhile.
 
     Relies on methods with an argument of type `Py_ssize_t`, such as `str.ljust`: for -1 they check whether an error is
     set, since -1 is also what a failed conversion returns, and raise that error.
     """
 
-    def type_(self) -> Any:
+    # In the class itself, not only in its instance: where an error is set, Python's search through base classes drops it.
+    __slots__ = ("_passes_elsewhere", "type_")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.type_: Callable[[], Any] = partial(next, repeat(_DEVICE_TYPE))
+        self._passes_elsewhere = False
+
+    @contextmanager
+    def take_errors(self) -> Iterator[None]:
+        """Takes the errors of a backward pass. Only the main thread has interrupts: one elsewhere changes the way for good."""
+        if threading.current_thread() is not threading.main_thread():
+            self._passes_elsewhere = True
+            self.type_ = self._take_error
+            yield
+            return
+        before, self.type_ = self.type_, self._take_error
+        try:
+            yield
+        finally:
+            self.type_ = before
+            if self._passes_elsewhere:  # one may just have begun
+                self.type_ = self._take_error
+
+    def _take_error(self) -> Any:
         try:
             "".ljust(-1)
         except BaseException as error:
             _raised().error = error
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return _DEVICE_TYPE
 
 
-def run_backward_in_caller() -> None:
+@cache
+def guard() -> Guard:
+    """The device's, one per process."""
+    return Guard()
+
+
+def run_backward_in_caller(defer_interrupts: Callable[[], AbstractContextManager[None]]) -> None:
     """Runs every backward pass on the calling thread, and raises the error that `Guard` took.
 
     torch's engine starts one thread for each device that exists at the first backward pass of the process, and later
     fails with an internal error for a device registered after it. On the caller's thread no thread has to be started.
+
+    Args:
+        defer_interrupts: during a pass, see `Guard`.
 
     Relies on `_engine_run_backward`, which `torch.autograd` and `torch.autograd.graph` call by that name, on
     `torch.autograd.set_multithreading_enabled`, which applies to the calling thread, and on the engine raising
@@ -59,7 +101,7 @@ def run_backward_in_caller() -> None:
     @wraps(run)
     def run_here(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch.autograd.set_multithreading_enabled(False):
+            with defer_interrupts(), guard().take_errors(), torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
         except SystemError:
             error = _raised().take()

@@ -18,7 +18,7 @@ from torch._C import DispatchKey
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.dlpack import DLDeviceType
 
-from dynaxla.torch_api.backward_passes import Guard
+from dynaxla.torch_api.backward_passes import guard
 from dynaxla.torch_api.overloads import OpOverload, aten_ops
 from dynaxla.torch_api.pytree import tree_leaves
 
@@ -69,7 +69,7 @@ def register_device_type(name: str, module: Any) -> None:
 
     torch's Python hooks support one device of the type, number 0.
     """
-    _setup_privateuseone_for_python_backend(name, module, _Hooks(), Guard())
+    _setup_privateuseone_for_python_backend(name, module, _Hooks(), guard())
 
 
 def tensor_at(

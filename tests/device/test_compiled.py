@@ -15,6 +15,7 @@ import dynaxla
 from dynaxla.device import compiled_graphs, copies, cpu_fallback, dispatcher
 from dynaxla.errors import DynaxlaError
 from dynaxla.observe.recorder import Recorder
+from dynaxla.runtime.weight_residency import PartWeights
 from tests.tolerances import assert_close
 
 DEVICE = "dynaxla"
@@ -155,6 +156,24 @@ def test_weights_are_followed() -> None:
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_weights_whose_binding_was_interrupted_are_bound_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was bound before the write is out of date, whatever became of the call that came upon it."""
+    net = nn.Linear(3, 3).to(DEVICE)
+    function, x = compiled(net), torch.randn(2, 3)
+    function(there(x))
+    net.weight.mul_(2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(PartWeights, "take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            function(there(x))
+    assert_close(function(there(x)).cpu(), x @ net.weight.cpu().T + net.bias.cpu())
+
+
 def test_a_number_of_the_host_among_the_weights() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

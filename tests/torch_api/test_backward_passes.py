@@ -37,6 +37,62 @@ def test_backward_passes_came_before_the_device() -> None:
     assert done.stdout.split() == ["True"], done.stderr[-2000:]
 
 
+_INTERRUPTED = """
+import signal, sys
+import torch
+import dynaxla
+dynaxla.use("cpu")
+
+def interrupt(frame, event, given):
+    if event == "call" and frame.f_code.co_name == "_take_error":
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+
+x = torch.full((3,), 2.0, device="dynaxla", requires_grad=True)
+y = (x * x).sum()
+sys.setprofile(interrupt)
+try:
+    y.backward()
+except KeyboardInterrupt:
+    print("interrupted")
+print(x.grad.tolist() == [4.0] * 3)
+"""
+
+
+_INTERRUPTED_FORWARD = """
+import sys
+import torch
+import dynaxla
+dynaxla.use("cpu")
+x = torch.full((3,), 2.0, device="dynaxla", requires_grad=True)
+(x * x).sum().backward()
+entered = set()
+
+def note(frame, event, given):
+    if event == "call":
+        entered.add(frame.f_code.co_filename.rpartition("/")[2])
+
+sys.setprofile(note)
+x * x
+sys.setprofile(None)
+print("backward_passes.py" in entered)  # no function of Python that torch enters where it makes the node
+"""
+
+
+@boundary("backward_passes.guard")
+def test_no_interrupt_can_come_where_a_node_is_made() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_FORWARD], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.stdout.split() == ["False"], done.stderr[-2000:]
+
+
+@boundary("backward_passes.run_backward_in_caller")
+def test_an_interrupt_where_nothing_may_be_raised_comes_behind_the_pass() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.split() == ["interrupted", "True"], done.stderr[-2000:]
+
+
 _RAISES = """
 import torch
 import dynaxla
