@@ -17,6 +17,7 @@ from dynaxla.device.storage import DeviceStorage, DeviceStorages
 from dynaxla.device.view_layout import memory_order
 from dynaxla.fx.permutations import invert_permutation
 from dynaxla.isolation.forking import new_lock
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.programs.argument_binder import ArgumentBinder
 from dynaxla.programs.program import Program
 from dynaxla.runtime.client import Buffer, DeviceTensors
@@ -143,16 +144,17 @@ class DeviceBinder(ArgumentBinder):
                     not is_all or memory.is_shared or (repeated and sum(given is other for other in buffers) > 1)
                 )
                 buffers[each.argument] = self._eager.corners.copy(given) if is_wanted else given
-        results = program.executable.run(buffers)
         bound: dict[int, torch.Tensor] = {}
-        for each, owner in zip(program.donated, owners, strict=True):
-            bound[each.result] = tensor = args[each.position]
-            if owner is not None:
-                self._rebind(owner, results[each.result])
-            else:
-                new = self._to_tensor(results[each.result])
-                new = new if each.order is None else new.permute(each.order)
-                tensor.copy_(new[tuple(map(slice, tensor.shape))])
+        with defer_interrupts():  # the run takes the memory of tensors, which have to get their new values
+            results = program.executable.run(buffers)
+            for each, owner in zip(program.donated, owners, strict=True):
+                bound[each.result] = tensor = args[each.position]
+                if owner is not None:
+                    self._rebind(owner, results[each.result])
+                else:
+                    new = self._to_tensor(results[each.result])
+                    new = new if each.order is None else new.permute(each.order)
+                    tensor.copy_(new[tuple(map(slice, tensor.shape))])
         return [bound[i] if i in bound else self._to_tensor(result) for i, result in enumerate(results)]
 
     def _is_all(self, tensor: torch.Tensor, memory: DeviceStorage, order: Sequence[int] | None) -> bool:

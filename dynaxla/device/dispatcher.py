@@ -39,6 +39,7 @@ from dynaxla.device.shape_generic_key import NotShapeGeneric, OpRecompileWarning
 from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding
 from dynaxla.diagnostics import FallbackReason, ReasonId
 from dynaxla.errors import DynaxlaError, ExecutionError
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.runtime.client import Buffer
@@ -135,6 +136,20 @@ class OpDispatcher:
             assert not isinstance(program, DynamicCall)
         if isinstance(program, CpuFallback):
             return self.run_on_host(known, args, kwargs, program.reason)
+        if not program.outline.donated:
+            return self._run_and_bind(program, call, made_by, args, kwargs)
+        with defer_interrupts():  # the run takes the memory of tensors, which have to get their new values
+            return self._run_and_bind(program, call, made_by, args, kwargs)
+
+    def _run_and_bind(
+        self,
+        program: OpProgram | TracedOp,
+        call: OpInvocation,
+        made_by: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs a call's program, now or later, and binds what it writes."""
         if isinstance(program, TracedOp):
             given = self._given(program.outline, call, is_pending=True)
             results = self.fused.collect(program, given, call, made_by) if program.computes else []
@@ -146,7 +161,7 @@ class OpDispatcher:
             results = self.queue.add(program, given, shared)
         else:
             given = self._given(program.outline, call, is_pending=False)
-            results = self._run(program, given, made_by)
+            results = program.run(given, made_by)
         return self._bound(program.outline, given, results, call, made_by, args, kwargs)
 
     def run_pending(self) -> None:
@@ -244,14 +259,6 @@ class OpDispatcher:
         notices = () if is_on_host else self._sizes.notices(call, self._varying.refusal(call, terms))
         programs.put(key, made, notices)
         return made
-
-    def _run(self, program: OpProgram, buffers: list[Buffer], made_by: str) -> list[Buffer]:
-        if program.executable is None:
-            return []
-        try:
-            return program.executable.run(buffers)
-        except ExecutionError as error:
-            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
 
     def _bound(
         self,

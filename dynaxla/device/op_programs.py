@@ -17,7 +17,7 @@ from dynaxla.device.functional_forms import FunctionalForm
 from dynaxla.device.op_call import OpInvocation
 from dynaxla.device.trace_op import TensorWrite, TracedGraph, TraceInputs, Untraceable, trace_call
 from dynaxla.diagnostics import FallbackReason, ReasonId
-from dynaxla.errors import CompileError, DynaxlaError, LinkError, LoweringError
+from dynaxla.errors import CompileError, DynaxlaError, ExecutionError, LinkError, LoweringError
 from dynaxla.graph_builder import GraphBuilder
 from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
@@ -127,6 +127,19 @@ class OpProgram:
             self.executable = compiling.executable.result()
             self.compiling = None
         return self.executable
+
+    def run(self, buffers: list[Buffer], made_by: str) -> list[Buffer]:
+        """The results of a call that `made_by` describes; none where there is no executable.
+
+        Raises:
+            ExecutionError: the run failed at once.
+        """
+        if self.executable is None:
+            return []
+        try:
+            return self.executable.run(buffers)
+        except ExecutionError as error:
+            raise ExecutionError(f"{made_by} failed on the device: {error.explanation}", error.hint) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

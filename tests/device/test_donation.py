@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from dynaxla.errors import ExecutionError
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
+from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.targets.registry import find_target
 from tests.device.junk import junk_in_padding
 from tests.device.test_compiled import DEVICE, compiled, there
@@ -381,6 +383,37 @@ def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
         y = saved.exp()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             (y.add_(1)).sum().backward()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["an op", "a graph"])
+def test_an_interrupt_leaves_no_tensor_without_its_new_value(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C behind a run that took the tensor's memory: weights would be lost in the middle of training."""
+    cache, position = torch.zeros(2, 640, 16, device=DEVICE), torch.tensor([3], device=DEVICE)
+
+    def write(value: float) -> None:
+        new = torch.full((2, 1, 16), value, device=DEVICE)
+        cache.index_copy_(1, position, new) if kind == "an op" else decode_there(cache, new, position)
+
+    decode_there = compiled(decode, dynamic=False)
+    for value in (1.0, 2.0):  # the second is met by programs that are compiled
+        write(value)
+        cache.cpu()
+    run, runs = PjrtExecutable.run, []
+
+    def run_and_interrupt(executable: PjrtExecutable, arguments: list[Any]) -> list[Any]:
+        results = run(executable, arguments)
+        if any(buffer.is_deleted() for buffer in arguments):
+            runs.append(1)
+            signal.raise_signal(signal.SIGINT)
+        return results
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(PjrtExecutable, "run", run_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write(3.0)
+    assert len(runs) == 1
+    assert_close(cache[:, 3].cpu(), torch.full((2, 16), 3.0))
 
 
 @needs_libtpu
