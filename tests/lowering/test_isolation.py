@@ -25,6 +25,7 @@ from dynaxla.errors import (
     LoweringTimeout,
     LoweringUnavailable,
 )
+from dynaxla.isolation import children
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
@@ -158,6 +159,17 @@ def test_a_child_that_cannot_start_says_so_of_itself(tmp_path: Path, monkeypatch
         patch.syspath_prepend(tmp_path)
         with pytest.raises(LoweringUnavailable, match="not the module you want"):
             worker.lower(GOOD, VERSION, LIMITS)
+    assert worker.lower(GOOD, VERSION, LIMITS)
+    worker.child.close()
+
+
+def test_a_child_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = LoweringWorker()
+    with monkeypatch.context() as patch:
+        patch.setattr(children, "_START_S", 0.0)
+        with pytest.raises(LoweringUnavailable, match="longer than 0 s to start"):
+            worker.lower(GOOD, VERSION, LIMITS)
+        assert worker.child.pid is None
     assert worker.lower(GOOD, VERSION, LIMITS)
     worker.child.close()
 
