@@ -259,7 +259,9 @@ def _ask(child: _Child, request: object, limits: Limits, abandoned: Callable[[],
 
 def _await_start(child: _Child, abandoned: Callable[[], bool] | None) -> None:
     if not _answers(child, _START_S, abandoned):
-        raise ChildUnavailable(f"took longer than {_START_S:g} s to start", "the machine may be too busy, or stands still")
+        raise ChildUnavailable(
+            f"took longer than {_START_S:g} s to start", "the machine may be too busy, or stands still"
+        )
     child.connection.recv()
     child.ready = True
 
