@@ -38,17 +38,16 @@ class DeviceLoader:
         axis: the axis of the mesh, or axes.
 
     Raises:
-        OptionError: `ahead` is less than 1.
+        OptionError: `ahead` is less than 1, or no number.
         ShardingError: the mesh has no such axis; where a batch would have come: the axis does not divide it.
     """
 
     def __init__(
         self, loader: Iterable[Any], ahead: int = 2, *, mesh: Mesh | None = None, axis: str | tuple[str, ...] = "data"
     ) -> None:
-        if ahead < 1:
-            raise OptionError(
-                f"ahead={ahead} batches", "give 1 or more; without a loader of this kind there is none ahead"
-            )
+        if not isinstance(ahead, int) or ahead < 1:
+            hint = "give a number of 1 or more; the device is not named here, as there is one in a process: dynaxla.use"
+            raise OptionError(f"ahead={ahead!r} batches", hint)
         self._loader = loader
         self._ahead = ahead
         self._move: Move = _to_device

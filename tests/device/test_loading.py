@@ -105,4 +105,6 @@ def test_an_error_is_the_readers_and_a_left_iteration_ends() -> None:
     assert len(device_in_use().memories) == held
     with pytest.raises(OptionError, match="ahead=0"):
         dynaxla.DeviceLoader([], ahead=0)
+    with pytest.raises(OptionError, match="the device is not named here"):
+        dynaxla.DeviceLoader([], "dynaxla")  # type: ignore[arg-type]  # as PyTorch/XLA's
     assert list(dynaxla.DeviceLoader([])) == []
