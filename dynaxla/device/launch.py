@@ -44,7 +44,14 @@ def launch(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_run, (function, args, nprocs, platform, devices, port), nprocs=nprocs, start_method="spawn")  # type: ignore[attr-defined]
+    given = function, args, nprocs, platform, devices, port
+    started: Any = mp.start_processes(_run, given, nprocs=nprocs, join=False, start_method="spawn")  # type: ignore[attr-defined]
+    try:
+        while not started.join():
+            pass
+    finally:  # a Ctrl-C in a notebook comes to this process alone
+        for process in started.processes:
+            process.terminate()
 
 
 def _run(

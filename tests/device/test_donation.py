@@ -410,8 +410,10 @@ def test_an_interrupt_leaves_no_tensor_without_its_new_value(kind: str, monkeypa
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(PjrtExecutable, "run", run_and_interrupt)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             write(3.0)
+    signal.signal(signal.SIGINT, before)
     assert len(runs) == 1
     assert_close(cache[:, 3].cpu(), torch.full((2, 16), 3.0))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,11 @@ def fail(rank: int) -> None:
     dist.barrier()
 
 
+def wait(rank: int, folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
 def test_processes_have_their_ranks_and_one_group(tmp_path: Path) -> None:
     dynaxla.launch(note, (str(tmp_path), 0.5), nprocs=2)
     for rank in range(2):
@@ -41,6 +50,30 @@ def test_processes_have_their_ranks_and_one_group(tmp_path: Path) -> None:
 def test_what_a_process_raises_is_raised() -> None:
     with pytest.raises(mp.ProcessRaisedException, match="a fault of the user's"):
         dynaxla.launch(fail, nprocs=2)
+
+
+@pytest.mark.long
+def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
+    """In a notebook it comes to the caller alone."""
+    caller = threading.get_ident()
+
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.1)
+        signal.pthread_kill(caller, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dynaxla.launch(wait, (str(tmp_path),), nprocs=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    children = {child.pid: child for child in multiprocessing.active_children()}
+    for pid in (int(each.name) for each in tmp_path.iterdir()):
+        if pid in children:
+            children[pid].join(30)
+            assert not children[pid].is_alive()
 
 
 def test_no_processes() -> None:

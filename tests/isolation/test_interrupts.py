@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,6 +16,8 @@ from dynaxla.isolation.once import once
 SCRIPT = """
 import signal, sys
 import torch, torch._dynamo
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
 
 MODULE, CALLS = sys.argv[1], int(sys.argv[2])
 left = [CALLS]
@@ -49,6 +51,14 @@ import dynaxla
 assert "eager" not in dynaxla.report(), dynaxla.report()
 print("right")
 """
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell may have had interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:

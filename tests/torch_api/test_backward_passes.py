@@ -42,6 +42,7 @@ import signal, sys
 import torch
 import dynaxla
 dynaxla.use("cpu")
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def interrupt(frame, event, given):
     if event == "call" and frame.f_code.co_name == "_take_error":
