@@ -23,6 +23,7 @@ from dynaxla.async_compile.protocol import (
 from dynaxla.errors import DynaxlaError
 from dynaxla.isolation.children import ChildAbandoned, ChildError, ChildProcess
 from dynaxla.isolation.forking import new_lock, notify_after_fork
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
 from dynaxla.programs.outline_pickling import CannotSerialize
@@ -104,13 +105,21 @@ class CompileService:
 
     def submit(self, job: CompileJob) -> None:
         """Adds a job to the queue, and starts a thread for it if a child is idle."""
-        with self._lock:
-            dropped = self._jobs.add(job)
-            child = self._idle.pop(0) if self._idle else None
-        self._drop(dropped)
-        if child is not None:
-            # Not a daemon: Python ends those in the middle of native code, and the process dies of it.
-            threading.Thread(target=self._work, args=(child,), name="dynaxla-compile").start()
+        with defer_interrupts():  # a child that is taken has to work
+            with self._lock:
+                dropped = self._jobs.add(job)
+                child = self._idle.pop(0) if self._idle else None
+            self._drop(dropped)
+            if child is not None:
+                self._begin(child)
+
+    def _begin(self, child: ChildProcess) -> None:
+        # Not a daemon: Python ends those in the middle of native code, and the process dies of it.
+        thread = threading.Thread(target=self._work, args=(child,), name="dynaxla-compile")
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no more threads: the caller waits
+            self._work(child)
 
     def _work(self, child: ChildProcess) -> None:
         while True:

@@ -160,6 +160,43 @@ def test_a_child_that_is_killed_loses_no_call(recorder: Recorder, caplog: pytest
 
 
 @torch.no_grad()
+def test_without_threads_the_caller_waits(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    compiled, x = behind(torch.sin), torch.randn(9)
+    with monkeypatch.context() as short, recorder.expect(jobs_done=1, jobs_failed=0), jobs(1):
+        short.setattr(threading.Thread, "start", refuse)
+        assert_close(compiled(x), x.sin())
+    with recorder.expect(served_own=1):
+        assert_close(compiled(x), x.sin())
+
+
+@torch.no_grad()
+def test_an_interrupt_where_a_job_begins_leaves_its_child_at_work(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a child that was taken without a thread, whoever waits for the job would wait for ever."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        if thread.name == "dynaxla-compile":
+            signal.raise_signal(signal.SIGINT)
+        start(thread)
+
+    compiled, x = behind(torch.cos), torch.randn(9)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as interrupted, recorder.expect(jobs_done=1, jobs_failed=0), jobs(1):
+        interrupted.setattr(threading.Thread, "start", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(x)
+    signal.signal(signal.SIGINT, before)
+    until(lambda: process().compile_service.idle)
+    with recorder.expect(served_own=1):
+        assert_close(compiled(x), x.cos())
+
+
+@torch.no_grad()
 def test_a_child_that_always_dies_is_reported_once(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
