@@ -16,6 +16,7 @@ from dynaxla.device.lazy_buffer import LazyBuffer, drop_traceback
 from dynaxla.device.op_programs import OpProgram, OpProgramBuilder
 from dynaxla.errors import ExecutionError
 from dynaxla.isolation.forking import new_lock
+from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.runtime.client import Buffer
 
 MOST_WAITING = 512
@@ -89,12 +90,20 @@ class CallQueue:
         while self.calls and (last is None or not last.is_done):
             with self._lock:
                 if self.calls and (last is None or not last.is_done):
-                    self._run(self.calls[0])
-                    self.calls.popleft()
+                    self._run_first()
 
-    def _run(self, call: WaitingCall) -> None:
+    def _run_first(self) -> None:
+        call = self.calls[0]
         wanted = [each() for each in call.results]
-        if any(each is not None for each in wanted):
+        is_wanted = any(each is not None for each in wanted)
+        if is_wanted:
+            call.program.settle()
+        with defer_interrupts():  # the run takes the memory of tensors, whose new values it gives
+            self._run(call, wanted if is_wanted else [])
+            self.calls.popleft()
+
+    def _run(self, call: WaitingCall, wanted: Sequence[LazyBuffer | None]) -> None:
+        if wanted:
             outcomes: Sequence[Any]
             try:
                 outcomes = self._results(call)
