@@ -193,9 +193,6 @@ class LoweringOutOfMemory(LoweringError):
 class LoweringUnavailable(LoweringError):
     id = "DX305"
 
-    def __init__(self, why: str, hint: str) -> None:
-        super().__init__(f"the process that lowers {why}", hint)
-
 
 class LinkError(DynaxlaError):
     """Attributes:
@@ -242,10 +239,6 @@ class CompileOutOfMemory(CompileError):
 
 class CompileUnavailable(CompileError):
     id = "DX324"
-
-    @classmethod
-    def of(cls, why: str, hint: str) -> Self:
-        return cls(f"the process that compiles {why}", hint)
 
 
 class ExecutionError(DynaxlaError):

@@ -19,7 +19,7 @@ def defer_interrupts() -> AbstractContextManager[None]:
     Python runs the handlers of signals between any two instructions of the main thread. Raised while a native library is
     imported, KeyboardInterrupt leaves the library loaded and its module gone: what it registers cannot be registered again.
     Raised behind a run that takes the memory of tensors, it leaves them without their new values. In other threads, which no
-    signal reaches, and for signals without a handler of Python's this does nothing. It takes some 1.5 us.
+    signal reaches, and for signals without a handler of Python's this does nothing.
     """
     return _Deferral()
 

@@ -37,7 +37,7 @@ class LoweringWorker:
         try:
             reply: LoweredModule | LoweringRejected = self.child.ask((module, version), limits)
         except ChildUnavailable as error:
-            raise LoweringUnavailable(error.why, error.hint) from None
+            raise LoweringUnavailable(f"the process that lowers {error.why}", error.hint) from None
         except ChildDied as error:
             raise LoweringCrashed(error.exit_status, error.stderr_tail) from None
         except ChildTookTooLong:

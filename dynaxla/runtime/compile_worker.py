@@ -73,7 +73,7 @@ def request_compile(child: ChildProcess | ChildPool, request: object, limits: Li
     try:
         return child.ask(request, limits)
     except ChildUnavailable as error:
-        raise CompileUnavailable.of(error.why, error.hint) from None
+        raise CompileUnavailable(f"the process that compiles {error.why}", error.hint) from None
     except ChildDied as died:
         raise CompileCrashed.of(died.exit_status, died.stderr_tail) from None
     except ChildTookTooLong:

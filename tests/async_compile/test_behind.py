@@ -24,6 +24,7 @@ from dynaxla.pipeline import Pipeline
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.runtime_state import process
 from tests.async_compile.ended import jobs, until
+from tests.interrupts import interrupt, interruptible
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("settled")
@@ -161,8 +162,12 @@ def test_a_child_that_is_killed_loses_no_call(recorder: Recorder, caplog: pytest
 
 @torch.no_grad()
 def test_without_threads_the_caller_waits(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "dynaxla-compile":
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     compiled, x = behind(torch.sin), torch.randn(9)
     with monkeypatch.context() as short, recorder.expect(jobs_done=1, jobs_failed=0), jobs(1):
@@ -181,16 +186,14 @@ def test_an_interrupt_where_a_job_begins_leaves_its_child_at_work(
 
     def start_and_interrupt(thread: threading.Thread) -> None:
         if thread.name == "dynaxla-compile":
-            signal.raise_signal(signal.SIGINT)
+            interrupt()
         start(thread)
 
     compiled, x = behind(torch.cos), torch.randn(9)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with monkeypatch.context() as interrupted, recorder.expect(jobs_done=1, jobs_failed=0), jobs(1):
+    with interruptible(), monkeypatch.context() as interrupted, recorder.expect(jobs_done=1, jobs_failed=0), jobs(1):
         interrupted.setattr(threading.Thread, "start", start_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             compiled(x)
-    signal.signal(signal.SIGINT, before)
     until(lambda: process().compile_service.idle)
     with recorder.expect(served_own=1):
         assert_close(compiled(x), x.cos())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,8 +21,8 @@ from dynaxla.device.storage import storage_of
 from dynaxla.errors import CompileError, ExecutionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.pipeline import Pipeline
-from dynaxla.runtime.loaded_executables import PjrtExecutable
 from tests.cache.forking import forked, status_of
+from tests.interrupts import interrupts_behind_donating_runs
 from tests.tolerances import assert_close
 
 DEVICE = "dynaxla"
@@ -92,30 +91,15 @@ def test_programs_that_are_there_wait_for_the_calls_before_them(compiler: Compil
     assert_close(after.cpu(), (x * 3).tanh() + 1)
 
 
-def test_an_interrupt_behind_a_waiting_call_loses_no_tensor(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_behind_a_waiting_call_loses_no_tensor(compiler: Compiler) -> None:
     x = torch.randn(64, 1019)
     mine = x.to(DEVICE)
     mine.mul_(3)
     assert is_waiting(mine)
-    run, interrupted = PjrtExecutable.run, []
-
-    def run_and_interrupt(executable: PjrtExecutable, arguments: list[Any]) -> list[Any]:
-        results = run(executable, arguments)
-        if any(buffer.is_deleted() for buffer in arguments):
-            interrupted.append(1)
-            signal.raise_signal(signal.SIGINT)
-        return results
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with monkeypatch.context() as patch:
-        patch.setattr(PjrtExecutable, "run", run_and_interrupt)
-        compiler.goes_on.set()
-        with pytest.raises(KeyboardInterrupt):
-            mine.cpu()
-    signal.signal(signal.SIGINT, before)
-    assert interrupted == [1]
+    compiler.goes_on.set()
+    with interrupts_behind_donating_runs() as interrupted, pytest.raises(KeyboardInterrupt):
+        mine.cpu()
+    assert len(interrupted) == 1
     assert_close(mine.cpu(), x * 3)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import signal
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -19,10 +18,10 @@ from dynaxla.errors import ExecutionError
 from dynaxla.lowering.link import LinkedModule, link
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
-from dynaxla.runtime.loaded_executables import PjrtExecutable
 from dynaxla.targets.registry import find_target
 from tests.device.junk import junk_in_padding
 from tests.device.test_compiled import DEVICE, compiled, there
+from tests.interrupts import interrupts_behind_donating_runs
 from tests.precompile.test_compile_for_target import needs_libtpu
 from tests.tolerances import assert_close
 
@@ -387,7 +386,7 @@ def test_ops_that_are_not_compiled_write_where_a_tensor_lies() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["an op", "a graph"])
-def test_an_interrupt_leaves_no_tensor_without_its_new_value(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_tensor_without_its_new_value(kind: str) -> None:
     """Ctrl-C behind a run that took the tensor's memory: weights would be lost in the middle of training."""
     cache, position = torch.zeros(2, 640, 16, device=DEVICE), torch.tensor([3], device=DEVICE)
 
@@ -399,22 +398,9 @@ def test_an_interrupt_leaves_no_tensor_without_its_new_value(kind: str, monkeypa
     for value in (1.0, 2.0):  # the second is met by programs that are compiled
         write(value)
         cache.cpu()
-    run, runs = PjrtExecutable.run, []
-
-    def run_and_interrupt(executable: PjrtExecutable, arguments: list[Any]) -> list[Any]:
-        results = run(executable, arguments)
-        if any(buffer.is_deleted() for buffer in arguments):
-            runs.append(1)
-            signal.raise_signal(signal.SIGINT)
-        return results
-
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(PjrtExecutable, "run", run_and_interrupt)
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(KeyboardInterrupt):
-            write(3.0)
-    signal.signal(signal.SIGINT, before)
-    assert len(runs) == 1
+    with interrupts_behind_donating_runs() as interrupted, pytest.raises(KeyboardInterrupt):
+        write(3.0)
+    assert len(interrupted) == 1
     assert_close(cache[:, 3].cpu(), torch.full((2, 16), 3.0))
 
 

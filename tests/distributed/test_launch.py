@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 
 import dynaxla
 from dynaxla.errors import OptionError
+from tests.interrupts import interruptible
 
 
 def note(rank: int, folder: str, factor: float) -> None:
@@ -62,13 +63,10 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
             time.sleep(0.1)
         signal.pthread_kill(caller, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=interrupt, daemon=True).start()
-    try:
+    with interruptible():
+        threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             dynaxla.launch(wait, (str(tmp_path),), nprocs=2)
-    finally:
-        signal.signal(signal.SIGINT, before)
     children = {child.pid: child for child in multiprocessing.active_children()}
     for pid in (int(each.name) for each in tmp_path.iterdir()):
         if pid in children:

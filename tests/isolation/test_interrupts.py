@@ -12,6 +12,7 @@ import pytest
 
 from dynaxla.isolation.interrupts import defer_interrupts
 from dynaxla.isolation.once import once
+from tests.interrupts import interrupt, interruptible
 
 SCRIPT = """
 import signal, sys
@@ -55,14 +56,8 @@ print("right")
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """A shell may have had interrupts ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
+    with interruptible():
+        yield
 
 
 def _defer(*steps: Callable[[], object]) -> None:
