@@ -143,7 +143,7 @@ class GraphBuilder:
         if circumstances is None or known is None:
             return None
         return WarmStart(
-            circumstances, context.device, whole.graphs.facts, known, whole.messages, graph.seeds, graph.aliases
+            circumstances, context.device, whole.graphs.facts, known, whole.assertions, graph.seeds, graph.aliases
         )
 
     def circumstances(self, device: torch.device) -> str | None:
@@ -175,7 +175,7 @@ class GraphBuilder:
         read_parts = partial(self._cut_stored, read, builder, context, dump)
         later = PartGraphs.later(warm_start.facts, warm_start.known, self.options.fold_parameters, read_parts)
         return _wrap_parts(
-            builder.build_partitioned(WholePart(later, warm_start.messages)), warm_start.seeds, warm_start.aliases
+            builder.build_partitioned(WholePart(later, warm_start.assertions)), warm_start.seeds, warm_start.aliases
         )
 
     def _cut_stored(

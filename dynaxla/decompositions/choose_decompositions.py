@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dynaxla.decompositions.affine_grids import derive_affine_grids
-from dynaxla.decompositions.assertions import check_first
+from dynaxla.decompositions.assertions import capture_factorization_checks, check_first
 from dynaxla.decompositions.decomposition_table import decomposition_table
 from dynaxla.decompositions.flex_attention import replace_flex_attention
 from dynaxla.decompositions.fused_attention import replace_attention
@@ -36,6 +36,7 @@ def replace_composites() -> Iterator[None]:
         replace_rnn_layers(),
         replace_attention(),
         replace_flex_attention(),
+        capture_factorization_checks(),
     ):
         yield
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dynaxla.decompositions.assertions import ASSERTIONS, CHECK_FACTORIZATION
 from dynaxla.diagnostics import FallbackReason, ReasonId, user_frame
 from dynaxla.errors import (
     CompileCrashed,
@@ -226,9 +227,12 @@ def is_size_check(node: Node) -> bool:
 
 
 def is_assertion(node: Node) -> bool:
-    """Whether a node asserts that a one-element tensor is not zero; eager raises for any other tensor."""
-    if node.target is not torch.ops.aten._assert_async.msg:
+    """Whether a node asserts that matrices have a factorization, or that a one-element tensor is not zero: eager raises for
+    any other tensor."""
+    if node.target not in ASSERTIONS:
         return False
+    if node.target is CHECK_FACTORIZATION:
+        return True
     return all(_is_one_number(value) for operand in node.all_input_nodes for value in tensors_of(operand))
 
 

@@ -97,10 +97,10 @@ class PartBuilder:
         cut = partition(module, refuse)
         if cut.root is not None:
             return SplitGraph(cut.root, cut.reasons, tuple(weights), tuple(constants), saved)
-        messages = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
-        if messages:
+        assertions = take_assertions(module, [node for node in module.graph.nodes if is_assertion(node)])
+        if assertions:
             forget_donated(module)
-        return WholePart(self._graphs(module, weights, constants, saved), tuple(messages))
+        return WholePart(self._graphs(module, weights, constants, saved), tuple(assertions))
 
     def build_partitioned(self, found: WholePart | SplitGraph) -> PartFunction:
         """Builds the function that runs a partitioned graph.
@@ -109,7 +109,7 @@ class PartBuilder:
             UnsupportedError: an op runs in eager, and options say fallback="error".
         """
         if isinstance(found, WholePart):
-            return raise_failed_assertions(self._compiled(found.graphs), found.messages)
+            return raise_failed_assertions(self._compiled(found.graphs), found.assertions)
         self._report(found.reasons)
         return self._composite(found)
 

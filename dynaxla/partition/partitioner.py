@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
+from dynaxla.decompositions.assertions import Assertion
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.fx.graph_utils import tensors_of
 from dynaxla.partition.op_support import is_assertion, is_size_arithmetic, is_size_check
@@ -91,11 +92,11 @@ class WholePart:
     """A graph that is one compiled part.
 
     Attributes:
-        messages: messages of its assertions.
+        assertions: those that were taken out of it.
     """
 
     graphs: PartGraphs
-    messages: tuple[str, ...]
+    assertions: tuple[Assertion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class WarmStart:
         circumstances: digest of the inputs of the passes, other than the graph, its policies and options.
         device: the device on which torch computes the graph.
         facts, known: the part's `PartFacts` and `Known`.
-        messages: messages of its assertions.
+        assertions: those that were taken out of it.
         seeds: the devices of its random draws.
         aliases: the outputs that torch computes as views, or None.
     """
@@ -133,6 +134,6 @@ class WarmStart:
     device: torch.device
     facts: PartSignature
     known: PartIdentity
-    messages: tuple[str, ...]
+    assertions: tuple[Assertion, ...]
     seeds: tuple[torch.device, ...]
     aliases: Aliases | None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dynaxla.decompositions.assertions import find_assertions
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import GraphInputs
@@ -93,7 +94,7 @@ def write_in_place(module: GraphModule, inputs: GraphInputs | None) -> None:
 
 def _is_asserted_before(graph: Graph, node: Node) -> bool:
     """Whether the graph may raise before it comes to a node: a write behind that must not have been made."""
-    return any(assertion < node for assertion in graph.find_nodes(op="call_function", target=aten._assert_async.msg))
+    return any(assertion < node for assertion in find_assertions(graph))
 
 
 def _is_large(node: Node) -> bool:

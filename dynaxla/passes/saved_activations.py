@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
+from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, find_assertions
 from dynaxla.fx.edit import holds_tensors, is_view
 from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
@@ -63,10 +64,12 @@ def partition_saving_padded(
     if remakes_masks:
         _remake_masks(joint.graph)
     twins = _hide_draws_of_nothing(joint.graph)
+    _hide_checks(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
-    for module in (forward, backward) if twins else ():
+    for module in (forward, backward):
         for node in module.graph.nodes:
             node.target = twins.get(node.target, node.target)
+        _show_checks(module.graph)
         module.recompile()
     _describe_replays(forward.graph, backward.graph)
     _assert_once(backward)
@@ -165,9 +168,22 @@ def _twin(op: OpOverload) -> Any:
     return twin
 
 
+def _hide_checks(graph: Graph) -> None:
+    """Checks of factorizations as assertions: torch would save what other ops with an effect return, which is nothing, and
+    refuses checkpoints of such."""
+    for node in graph.find_nodes(op="call_function", target=CHECK_FACTORIZATION):
+        node.target = aten._assert_async.msg
+
+
+def _show_checks(graph: Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=aten._assert_async.msg):
+        if "is_matrix" in node.kwargs:
+            node.target = CHECK_FACTORIZATION
+
+
 def _assert_once(backward: GraphModule) -> None:
     """What the forward asserted holds: torch puts its assertions into the backward, too, and what they read."""
-    for node in backward.graph.find_nodes(op="call_function", target=aten._assert_async.msg):
+    for node in find_assertions(backward.graph):
         if is_forward(node):
             backward.graph.erase_node(node)
     backward.graph.eliminate_dead_code()

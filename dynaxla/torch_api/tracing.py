@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
@@ -56,6 +57,22 @@ def enable_dispatch() -> Iterator[None]:
 def pause_tracing() -> AbstractContextManager[Any]:
     """Context within `trace_calls` in which calls do not become part of the graph. Relies on `disable_proxy_modes_tracing`."""
     return disable_proxy_modes_tracing()
+
+
+def is_functionalized(tensor: torch.Tensor) -> bool:
+    """Whether AOTAutograd traces the caller and has wrapped a tensor. Relies on `FunctionalTensor`."""
+    return isinstance(tensor, FunctionalTensor)
+
+
+def call_without_token(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+    """Calls an op that has an effect, and no results, on AOTAutograd's functional tensors: its graph has the call itself.
+
+    Relies on `disable_functional_mode` and on `FunctionalTensor.from_functional`, behind which only the trace sees the call;
+    and on torch's elimination of dead code, which keeps the call of an op that is registered to have an effect.
+    """
+    below = tree_map_only(FunctionalTensor, FunctionalTensor.from_functional, args)
+    with disable_functional_mode():
+        op(*below, **kwargs)
 
 
 def run_fake_kernel(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
