@@ -55,7 +55,8 @@ class CpuFallbackRunner:
             whatever the op raises for the arguments.
         """
         copies = _Copies(self.read)
-        host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
+        with torch.inference_mode(False):  # where tensors count the writes to them
+            host_args, host_kwargs = tree_map_only(torch.Tensor, copies.tensor, (tuple(args), dict(kwargs)))
         host_args, host_kwargs = tree_map_only(torch.device, _on_host, (host_args, host_kwargs))
         if "generator" in known.names[len(args) :] and host_kwargs.get("generator") is None:
             host_kwargs["generator"] = self._generator()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -153,13 +152,11 @@ class _Windows:
         )
         return reduced[(..., *(slice(0, o) for o in self.outputs))]
 
-    def element(self, padded: Array, offsets: Sequence[int]) -> Array:
-        """The element at `offsets` in every window."""
-        cuts = [
-            slice(k * d, k * d + (o - 1) * s + 1, s)
-            for k, d, o, s in zip(offsets, self.dilation, self.outputs, self.stride, strict=True)
-        ]
-        return padded[(..., *cuts)]
+    def elements(self, padded: Array, axis: int, offset: int) -> Array:
+        """The elements of every window at `offset` along a spatial axis."""
+        first, stride = offset * self.dilation[axis], self.stride[axis]
+        behind = first + (self.outputs[axis] - 1) * stride + 1
+        return lax.slice_in_dim(padded, first, behind, stride, padded.ndim - len(self.space) + axis)
 
 
 def _pooled_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -176,21 +173,29 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
 
 
 def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
-    """The flat index of each window's largest value: the first of equal values, the last NaN."""
+    """The flat index of each window's largest value: the first of equal values, the last NaN.
+
+    One axis after the other, the last one first, in which order the elements of a window stay: a window of 7 x 7 x 7 takes
+    21 comparisons, not 343.
+    """
     positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
-    padded, padded_positions = windows.pad(x, lowest), windows.pad(positions, -1)
-    best: Array | None = None
-    place: Array | None = None
-    for offsets in itertools.product(*(range(k) for k in windows.kernel)):
-        value, position = windows.element(padded, offsets), windows.element(padded_positions, offsets)
-        position = jnp.broadcast_to(position, value.shape)
-        if best is None or place is None:
-            best, place = value, position
-            continue
+    values = windows.pad(x, lowest)
+    places = jnp.broadcast_to(windows.pad(positions, -1), values.shape)
+    for axis in reversed(range(len(windows.space))):
+        values, places = _best_along(axis, values, places, windows)
+    return places.astype(jnp.int64)
+
+
+def _best_along(axis: int, values: Array, places: Array, windows: _Windows) -> tuple[Array, Array]:
+    """The largest value along a spatial axis of each window, and its place. Places of padding are negative."""
+    best, place = windows.elements(values, axis, 0), windows.elements(places, axis, 0)
+    for offset in range(1, windows.kernel[axis]):
+        value, position = windows.elements(values, axis, offset), windows.elements(places, axis, offset)
         better = (position >= 0) & ((value > best) | (value != value) | (place < 0))
         best, place = jnp.where(better, value, best), jnp.where(better, position, place)
-    assert place is not None
-    return place.astype(jnp.int64)
+    # Without it, XLA computes these again for each offset along the next axis.
+    found: tuple[Array, Array] = lax.optimization_barrier((best, place))
+    return found
 
 
 def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:
