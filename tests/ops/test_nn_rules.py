@@ -86,7 +86,11 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.max_pool2d_with_indices.default, (WITH_NAN, [3, 3], [2, 2], [1, 1], [1, 1], True), {}),
     (aten.max_pool2d_with_indices.default, (torch.full((1, 1, 4, 4), -math.inf), [2, 2], [2, 2], [1, 1]), {}),
     (aten.max_pool2d_with_indices.default, (torch.arange(48).reshape(3, 4, 4) % 7, [2, 3], [1, 1], [0, 1], [1, 2]), {}),
-    (aten.max_pool3d_with_indices.default, (randn(2, 2, 8, 8, 8), [7, 6, 7], [1, 2, 3], [3, 1, 2], [1, 1, 1], True), {}),
+    (
+        aten.max_pool3d_with_indices.default,
+        (randn(2, 2, 8, 8, 8), [7, 6, 7], [1, 2, 3], [3, 1, 2], [1, 1, 1], True),
+        {},
+    ),
     (aten.max_pool3d_with_indices.default, (randn(2, 7, 7, 6).round(), [3, 2, 3], [1, 1, 2], [1, 0, 1], [2, 1, 2]), {}),
     (aten.avg_pool2d.default, (WITH_NAN, [3, 3], [2, 2], [1, 1], True, False), {}),
     (aten.avg_pool2d.default, (WITH_NAN, [3, 2], [2, 3], [1, 1], True, True), {}),
