@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,8 @@ from dynaxla.ops.record import Body, OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily()
+_SEARCHED_AT_ONCE = 32
+"""Elements of a window of max pooling; 25 were measured (programs for a TPU)."""
 
 
 def _max_pooling(dims: int) -> Body:
@@ -152,11 +156,23 @@ class _Windows:
         )
         return reduced[(..., *(slice(0, o) for o in self.outputs))]
 
-    def elements(self, padded: Array, axis: int, offset: int) -> Array:
-        """The elements of every window at `offset` along a spatial axis."""
-        first, stride = offset * self.dilation[axis], self.stride[axis]
-        behind = first + (self.outputs[axis] - 1) * stride + 1
-        return lax.slice_in_dim(padded, first, behind, stride, padded.ndim - len(self.space) + axis)
+    def elements(self, padded: Array, axes: Sequence[int], offsets: Sequence[int]) -> Array:
+        """The elements of every window at offsets along spatial axes."""
+        cuts = [slice(None)] * len(self.space)
+        for axis, offset in zip(axes, offsets, strict=True):
+            first, stride = offset * self.dilation[axis], self.stride[axis]
+            cuts[axis] = slice(first, first + (self.outputs[axis] - 1) * stride + 1, stride)
+        return padded[(..., *cuts)]
+
+    def group_axes(self, most: int) -> Iterator[range]:
+        """Spatial axes, the last ones first: along those of a group a window has up to `most` elements, or it is one axis."""
+        behind = len(self.space)
+        while behind:
+            first = behind - 1
+            while first and math.prod(self.kernel[first - 1 : behind]) <= most:
+                first -= 1
+            yield range(first, behind)
+            behind = first
 
 
 def _pooled_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -175,24 +191,39 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
 def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
     """The flat index of each window's largest value: the first of equal values, the last NaN.
 
-    One axis after the other, the last one first, in which order the elements of a window stay: a window of 7 x 7 x 7 takes
-    21 comparisons, not 343.
+    Axes are searched one after the other, the last one first, in which order a window's elements stay: one of 7 x 7 x 7 takes
+    21 comparisons, not 343. That is faster on a CPU; on others, small windows are searched at once, which accesses fewer bytes.
+    """
+    search = partial(_search, windows=windows, lowest=lowest)
+    found: Array = lax.platform_dependent(
+        x, cpu=partial(search, most=1), default=partial(search, most=_SEARCHED_AT_ONCE)
+    )
+    return found
+
+
+def _search(x: Array, *, windows: _Windows, lowest: float | int, most: int) -> Array:
+    """
+    Args:
+        most: elements of a window that are searched at once, where that is more than an axis has.
     """
     positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
-    values = windows.pad(x, lowest)
-    places = jnp.broadcast_to(windows.pad(positions, -1), values.shape)
-    for axis in reversed(range(len(windows.space))):
-        values, places = _best_along(axis, values, places, windows)
-    return places.astype(jnp.int64)
+    values, places = windows.pad(x, lowest), windows.pad(positions, -1)
+    for axes in windows.group_axes(most):
+        values, places = _best_along(axes, values, places, windows)
+    return jnp.broadcast_to(places, values.shape).astype(jnp.int64)
 
 
-def _best_along(axis: int, values: Array, places: Array, windows: _Windows) -> tuple[Array, Array]:
-    """The largest value along a spatial axis of each window, and its place. Places of padding are negative."""
-    best, place = windows.elements(values, axis, 0), windows.elements(places, axis, 0)
-    for offset in range(1, windows.kernel[axis]):
-        value, position = windows.elements(values, axis, offset), windows.elements(places, axis, offset)
+def _best_along(axes: range, values: Array, places: Array, windows: _Windows) -> tuple[Array, Array]:
+    """The largest value along spatial axes of each window, and its place. Places of padding are negative."""
+    offsets = itertools.product(*(range(windows.kernel[axis]) for axis in axes))
+    first = next(offsets)
+    best, place = windows.elements(values, axes, first), windows.elements(places, axes, first)
+    for offset in offsets:
+        value, position = windows.elements(values, axes, offset), windows.elements(places, axes, offset)
         better = (position >= 0) & ((value > best) | (value != value) | (place < 0))
         best, place = jnp.where(better, value, best), jnp.where(better, position, place)
+    if axes.start == 0:
+        return best, place
     # Without it, XLA computes these again for each offset along the next axis.
     found: tuple[Array, Array] = lax.optimization_barrier((best, place))
     return found
