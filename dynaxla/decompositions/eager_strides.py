@@ -58,6 +58,15 @@ def _format_of(place: int) -> Rule:
     return strides
 
 
+def _format_of_volume(shape: Sequence[int], x: Tensor, *_: Any) -> Strides:
+    """The memory format of images of three dims; of one image, that of a batch of it."""
+    if x.dim() == 5:
+        return _format_of(0)(shape, x)
+    is_last = x.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
+    memory_format = torch.channels_last_3d if is_last else torch.contiguous_format
+    return torch.empty([1, *shape], device="meta", memory_format=memory_format).stride()[1:]
+
+
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """The format that torch gives results like x: channels last if the strides have that order, with gaps too, and are not
     row-major."""
@@ -78,6 +87,7 @@ _RULES: Mapping[OpOverload, Rule] = MappingProxyType(
         ),
         aten.ldexp.Tensor: _order_of_ldexp,
         aten.angle.default: _order_of_angle,
+        aten.max_pool3d_with_indices.default: _format_of_volume,
         **dict.fromkeys(
             (
                 *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),
@@ -105,7 +115,7 @@ _RULES: Mapping[OpOverload, Rule] = MappingProxyType(
         ),
     }
 )
-"""By op, the strides of its first result."""
+"""By op, the strides of its first result, and of others of the same sizes."""
 
 
 def eager_strides(op: Any, predicted: Any, arguments: Sequence[Any]) -> Strides | None:
@@ -152,7 +162,8 @@ def keep_eager_strides(op: OpOverload, otherwise: Decomposition | None, *argumen
     results = op(*row_major, **named)
     if isinstance(results, Tensor):
         return set_dim_order(results, strides)
-    return set_dim_order(results[0], strides), *results[1:]
+    sizes = results[0].shape
+    return tuple(set_dim_order(each, strides) if each.shape == sizes else each for each in results)
 
 
 def keep_weight_gradient(otherwise: Decomposition | None, *arguments: Any) -> Any:

@@ -54,9 +54,17 @@ UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe
 EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
 """Ops that torch makes of `empty` and `empty_strided`."""
 
-_TORCHS_OWN = (aten.copy_.default,)
-"""Ops whose kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and
-could not pass it on."""
+_TORCHS_OWN = (
+    # Its kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and could
+    # not pass it on.
+    aten.copy_.default,
+    # Tangents lie in as much memory as their primals, with gaps where these have gaps: autograd makes views of both.
+    aten._new_zeros_with_same_feature_meta.default,
+    # They read what lies in a tensor's memory, not its elements alone.
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
+"""Ops that torch's own kernels compute, of others."""
 
 
 def _zeros_like(run: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -325,9 +325,9 @@ def _compute_as_eager(function: Callable[..., Any], args: Sequence[Any], kwargs:
         strides = None if results is None else eager_strides(function, results, args)
         if strides is None:
             return results
-        first, *others = results if isinstance(results, (list, tuple)) else [results]
-        laid_out = _like(first, strides)
-        return (laid_out, *others) if isinstance(results, (list, tuple)) else laid_out
+        if not isinstance(results, (list, tuple)):
+            return _like(results, strides)
+        return tuple(_like(each, strides) if each.shape == results[0].shape else each for each in results)
 
 
 def _match_results(made: Any, expected: Any) -> Any:

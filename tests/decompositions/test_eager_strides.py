@@ -132,6 +132,19 @@ def test_memory_formats(dims: int) -> None:
     assert given.stride() == gradient(x).stride()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_volumes_without_a_batch(dynamic: bool) -> None:
+    def run(x: Tensor) -> Any:
+        return F.max_pool3d(x, 2, return_indices=True)
+
+    compiled = torch.compile(run, backend="dynaxla", dynamic=dynamic)
+    for size in (6, 9):
+        x = torch.randn(2, 4, 6, 6, size).to(memory_format=torch.channels_last_3d)[0]
+        for given, expected in zip(compiled(x), run(x), strict=True):
+            torch.testing.assert_close(given, expected)
+            assert given.stride() == expected.stride()
+
+
 @pytest.mark.parametrize(
     ("dtype", "batch", "bucketing"),
     # where sizes vary, torch predicts no order for the library's kernels, which float32 has

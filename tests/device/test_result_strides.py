@@ -185,3 +185,12 @@ def test_strides_of_torchs_database(name: str) -> None:
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             pytest.skip("eager or the device raises: tests of the op's own")
     assert bool(differ) == (name in OTHERS), differ
+
+
+def test_pools_of_one_volume_keep_its_order() -> None:
+    x = torch.randn(2, 4, 6, 6, 6).to(memory_format=torch.channels_last_3d)[0]
+    for ours, eagers in zip(
+        *(nn.functional.max_pool3d(each, 2, return_indices=True) for each in (x.to(D), x)), strict=True
+    ):
+        assert_close(ours.cpu(), eagers)
+        assert ours.stride() == eagers.stride()

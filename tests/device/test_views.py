@@ -174,6 +174,26 @@ def test_out_arguments() -> None:
         torch.add(x.to("dynaxla"), y.to("dynaxla"), out=torch.empty(3, 4, dtype=torch.int32, device="dynaxla"))
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [lambda x: x, lambda x: x[..., 1], lambda x: x[1:, 1:, 0], lambda x: x.permute(2, 0, 1), lambda x: x[2]],
+    ids=["itself", "gaps", "an offset", "transposed", "a part"],
+)
+@pytest.mark.parametrize("offset", [None, 0, 3])
+def test_copies_and_writes_of_as_strided_take_the_memory(cut: Step, offset: int | None) -> None:
+    x, piece = torch.arange(40.0).view(5, 4, 2), -torch.ones(2, 3)
+
+    def run(device: str) -> list[torch.Tensor]:
+        view, there = cut(x.clone().to(device)), piece.to(device)
+        return [
+            torch.as_strided_copy(view, (2, 3), (3, 2), offset).cpu(),
+            torch.as_strided_scatter(view, there, (2, 3), (3, 2), offset).cpu(),
+        ]
+
+    for ours, eagers in zip(run("dynaxla"), run("cpu"), strict=True):
+        assert torch.equal(ours, eagers)
+
+
 def test_as_strided_of_a_subclass_around_a_tensor() -> None:
     """torch makes the subclass's view of a storage without memory, too, with the kernel of the device."""
     make, mode = composite_compliance.generate_cct_and_mode()
