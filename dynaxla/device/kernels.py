@@ -54,18 +54,6 @@ UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe
 EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
 """Ops that torch makes of `empty` and `empty_strided`."""
 
-_TORCHS_OWN = (
-    # Its kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and could
-    # not pass it on.
-    aten.copy_.default,
-    # Tangents lie in as much memory as their primals, with gaps where these have gaps: autograd makes views of both.
-    aten._new_zeros_with_same_feature_meta.default,
-    # They read what lies in a tensor's memory, not its elements alone.
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-)
-"""Ops that torch's own kernels compute, of others."""
-
 
 def _zeros_like(run: Callable[..., torch.Tensor], x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Of a fake tensor too, which has no memory: torch's own fallback of fake tensors asks for it."""
@@ -97,7 +85,7 @@ class DeviceKernels:
         for op, kernel in own.items():
             self.kernels.add(op, kernel)
         for op in computed:
-            if op not in own and op not in _TORCHS_OWN:
+            if op not in own:
                 self.kernels.add(op, self._kernel(op))
         # torch has no meta kernel of two cells and of most fused steps, and one of a third cell only with a bias.
         for op, function in {**RNN_CELL_DECOMPOSITIONS, **dict.fromkeys(FUSED, give_nothing)}.items():

@@ -72,18 +72,31 @@ OF_PARTS = {
 """Ops that make a sparse tensor of its parts (indices and values, dense tensors of the device), name them, or copy each."""
 
 
+OF_OTHERS = (
+    # Its kernel in C++ calls `_copy_from`; a kernel in Python would get a plain number where the schema has a tensor, and could
+    # not pass it on.
+    aten.copy_.default,
+    # Tangents lie in as much memory as their primals, with gaps where these have gaps: autograd makes views of both.
+    aten._new_zeros_with_same_feature_meta.default,
+    # They read what lies in a tensor's memory, not its elements alone.
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
+"""Ops that torch's own kernels compute, of others."""
+
+
 def find_supported_ops(table: OpTable) -> list[OpOverload]:
     """The ops of ATen that are in the table or decomposed to such, and those that write what these give.
 
-    Not among them: views, also those that a tensor becomes in place, which torch makes of `as_strided`, and what torch takes
-    apart before autograd.
+    Not among them: views, also those that a tensor becomes in place, which torch makes of `as_strided`, what torch takes apart
+    before autograd, and `OF_OTHERS`.
     """
     known: Collection[object] = {*table.records, *decomposition_table(), *random_decompositions()}
     return [op for op in aten_ops().values() if not _is_torchs(op) and _is_known(op, known)]
 
 
 def _is_torchs(op: OpOverload) -> bool:
-    return is_composite(op) or gives_view(op) or torch.Tag.inplace_view in op.tags
+    return op in OF_OTHERS or is_composite(op) or gives_view(op) or torch.Tag.inplace_view in op.tags
 
 
 def _is_known(op: OpOverload, known: Collection[object]) -> bool:

@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
-from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, capture_factorization_checks
 from dynaxla.observe.recorder import Recorder
-from dynaxla.torch_api import tracing
 from tests.bucketing.poison import poison
 from tests.tolerances import assert_close
-from tests.torch_api.boundary import boundary
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "inv": lambda x: torch.linalg.inv(x) @ x.sin(),
@@ -155,22 +151,3 @@ def test_a_saved_package_raises_it(tmp_path: Path) -> None:
         loaded = torch.compiler.load_compiled_function(file)
     assert_close(loaded(x := regular(3)), function(x))
     assert raised(loaded, singular(3, 1)) == raised(function, singular(3, 1))
-
-
-@boundary("tracing.call_without_token", "tracing.is_functionalized")
-@torch.no_grad()
-def test_the_captured_graph_has_the_check_itself() -> None:
-    """Without it, torch calls the op by `with_effects`, and adds a token to the graph's inputs and outputs."""
-    nodes: list[str] = []
-
-    def note(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        nodes[:] = [str(node.target) for node in module.graph.nodes]
-        return module.forward
-
-    assert not tracing.is_functionalized(torch.zeros(1))
-    for wanted, context in ((False, torch.no_grad), (True, capture_factorization_checks)):
-        torch._dynamo.reset()
-        with context():
-            torch.compile(torch.linalg.inv, backend=aot_autograd(fw_compiler=note))(regular(2))
-        assert (str(CHECK_FACTORIZATION) in nodes) == wanted
-        assert ("with_effects" in nodes) != wanted

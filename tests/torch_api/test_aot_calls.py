@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, capture_factorization_checks
+from dynaxla.torch_api import tracing
 from dynaxla.torch_api.aot import aot_autograd
 from dynaxla.torch_api.aot_calls import call_directly
 from tests.tolerances import assert_close
@@ -165,3 +167,22 @@ def test_training_and_autocast_have_their_wrappers() -> None:
 def test_other_functions_are_returned_as_they_are() -> None:
     for function in (len, _write, lambda *args: args, Calls()):
         assert call_directly(function) is function
+
+
+@boundary("tracing.call_without_token", "tracing.is_functionalized")
+@torch.no_grad()
+def test_the_captured_graph_has_the_check_itself() -> None:
+    """Without it, torch calls the op by `with_effects`, and adds a token to the graph's inputs and outputs."""
+    nodes: list[str] = []
+
+    def note(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        nodes[:] = [str(node.target) for node in module.graph.nodes]
+        return module.forward
+
+    assert not tracing.is_functionalized(torch.zeros(1))
+    for wanted, context in ((False, torch.no_grad), (True, capture_factorization_checks)):
+        torch._dynamo.reset()
+        with context():
+            torch.compile(torch.linalg.inv, backend=aot_autograd(fw_compiler=note))(torch.eye(4).repeat(2, 1, 1))
+        assert (str(CHECK_FACTORIZATION) in nodes) == wanted
+        assert ("with_effects" in nodes) != wanted
