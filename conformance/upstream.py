@@ -63,6 +63,18 @@ FILES = (
     "test_optim.py",
     "test_foreach.py",
     "test_ops.py",
+    "nn/test_convolution.py",
+    "nn/test_dropout.py",
+    "nn/test_embedding.py",
+    "nn/test_multihead_attention.py",
+    "nn/test_pooling.py",
+    "test_complex.py",
+    "test_content_store.py",
+    "test_dlpack.py",
+    "test_expanded_weights.py",
+    "test_native_mha.py",
+    "test_numpy_interop.py",
+    "test_spectral_ops.py",
 )
 """Files of tests/ in PyTorch's checkout."""
 
