@@ -1,5 +1,5 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-trigonometric functions and powers.
+trigonometric functions, powers and the indices of max pooling.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -14,9 +14,19 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dynaxla.bench.bench_session import run_cases
 from dynaxla.bench.cases import Case, Run
+
+_WIDTH = 8
+
+
+def max_places(x: torch.Tensor, window: int) -> torch.Tensor:
+    """The largest elements' places in square windows around each element of images that are rows of x, eight elements wide."""
+    images = x.unflatten(-1, (-1, _WIDTH)).unsqueeze(1)
+    return F.max_pool2d(images, window, 1, window // 2, return_indices=True)[1]
+
 
 SIZES = ("8,49152", "1024,768", "4096,8")
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -27,6 +37,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tan": torch.tan,
     "atan2": lambda x: torch.atan2(x, x + 1),
     "pow": lambda x: x.abs() ** 2.5,
+    "max_pool_3": lambda x: max_places(x, 3),
+    "max_pool_13": lambda x: max_places(x, 13),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,8 @@ from dynaxla.ops.record import Body, OpFamily
 aten = torch.ops.aten
 OPS = OpFamily()
 _SEARCHED_AT_ONCE = 32
-"""Elements of a window of max pooling; 25 were measured (programs for a TPU)."""
+"""Elements of a window of max pooling. Up to 25, a search along one axis after the other took longer on a CPU for most images,
+and accessed more bytes in programs for a TPU; with 169 it took less."""
 
 
 def _max_pooling(dims: int) -> Body:
@@ -188,21 +188,12 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
     return windows.reduce(x, lowest, lax.max), _places(x, windows, lowest)
 
 
-def _places(x: Array, windows: _Windows, lowest: float | int) -> Array:
+def _places(x: Array, windows: _Windows, lowest: float | int, most: int = _SEARCHED_AT_ONCE) -> Array:
     """The flat index of each window's largest value: the first of equal values, the last NaN.
 
-    Axes are searched one after the other, the last one first, in which order a window's elements stay: one of 7 x 7 x 7 takes
-    21 comparisons, not 343. That is faster on a CPU; on others, small windows are searched at once, which accesses fewer bytes.
-    """
-    search = partial(_search, windows=windows, lowest=lowest)
-    found: Array = lax.platform_dependent(
-        x, cpu=partial(search, most=1), default=partial(search, most=_SEARCHED_AT_ONCE)
-    )
-    return found
+    Large windows are searched along one axis after the other, the last one first, in which order their elements stay: one of
+    7 x 7 x 7 takes 21 comparisons, not 343.
 
-
-def _search(x: Array, *, windows: _Windows, lowest: float | int, most: int) -> Array:
-    """
     Args:
         most: elements of a window that are searched at once, where that is more than an axis has.
     """

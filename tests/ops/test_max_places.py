@@ -1,4 +1,4 @@
-"""Indices of max pooling are the same however many elements of a window are searched at once, which depends on the platform."""
+"""Indices of max pooling are the same however many elements of a window are searched at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_searches_agree_with_eager(
     windows = pooling._Windows(x.shape[2:], kernel, stride, padding, dilation, ceil_mode)
     with jax.enable_x64(True):
         for most in (1, 6, 12, 64):
-            found = pooling._search(np.asarray(x), windows=windows, lowest=-math.inf, most=most)
+            found = pooling._places(np.asarray(x), windows, -math.inf, most)
             assert np.array_equal(found, wanted)
 
 
