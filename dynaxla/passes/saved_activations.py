@@ -63,10 +63,9 @@ def partition_saving_padded(
     _remake_in_the_backward(joint.graph)
     if remakes_masks:
         _remake_masks(joint.graph)
-    twins = _hide_draws_of_nothing(joint.graph)
-    _hide_checks(joint.graph)
+    twins, has_checks = _hide_draws_of_nothing(joint.graph), _hide_checks(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **given)
-    for module in (forward, backward):
+    for module in (forward, backward) if twins or has_checks else ():
         for node in module.graph.nodes:
             node.target = twins.get(node.target, node.target)
         _show_checks(module.graph)
@@ -168,11 +167,13 @@ def _twin(op: OpOverload) -> Any:
     return twin
 
 
-def _hide_checks(graph: Graph) -> None:
-    """Checks of factorizations as assertions: torch would save what other ops with an effect return, which is nothing, and
-    refuses checkpoints of such."""
-    for node in graph.find_nodes(op="call_function", target=CHECK_FACTORIZATION):
+def _hide_checks(graph: Graph) -> bool:
+    """Makes checks of factorizations look like assertions, and returns whether there are any: torch would save what other ops
+    with an effect return, which is nothing, and refuses checkpoints of such."""
+    found = graph.find_nodes(op="call_function", target=CHECK_FACTORIZATION)
+    for node in found:
         node.target = aten._assert_async.msg
+    return bool(found)
 
 
 def _show_checks(graph: Graph) -> None:
