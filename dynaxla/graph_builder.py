@@ -20,7 +20,6 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import graph_refusal
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
 from dynaxla.partition.partitioner import SplitGraph, WarmStart, WholePart
@@ -108,10 +107,7 @@ class GraphBuilder:
         dump = Dump(self.options.debug.dump if compiles else None, self.options.debug.stages)
         write_graph(dump, "captured", graph)
         graph = run_passes(FOR_ALL, graph, context, dump)
-        refused = graph_refusal(module)
-        if refused is not None and compiles:
-            boundary.leave(refused, module)
-        elif compiles:
+        if compiles:
             try:
                 whole = replace(graph, module=graph_module(module, copy_graph(module.graph)))
                 return self._parts(whole, context, dump, warm_starts)

@@ -95,8 +95,12 @@ def find_unkeyed(module: GraphModule, known: Collection[str] = _TORCHS) -> str |
 
 
 def find_unkeyed_formulas(inputs: Sequence[Any]) -> str | None:
-    """What AOTAutograd would trace and no key says: a tensor class of the user's, or the user's kernel of an op of torch's."""
-    for kind in {type(tensor) for value in inputs for tensor in _subclassed(value)}:
+    """What AOTAutograd would trace and no key says: a tensor class of the user's, or the user's kernel of an op of torch's; and
+    jagged tensors, for whose ragged sizes torch has no key."""
+    made_of_others = [tensor for value in inputs for tensor in _subclassed(value)]
+    if any(tensor.is_nested for tensor in made_of_others):
+        return "an input is a jagged tensor: torch has no key for its ragged size"
+    for kind in set(map(type, made_of_others)):
         if kind.__module__.partition(".")[0] != "torch":
             return f"an input is of {kind.__module__}.{kind.__qualname__}: no key says what it computes"
     replaced = find_replaced_formula()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
 from dynaxla.decompositions.affine_grids import AFFINE_GRID_DECOMPOSITIONS
@@ -81,6 +82,8 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._convolution.default: _convolution,
         aten._convolution.deprecated: _convolution,
         aten._index_put_impl.default: _index_put,
+        aten._jagged_to_padded_dense_forward.default: _pad_rows,
+        aten._padded_dense_to_jagged_forward.default: _unpad_rows,
         aten.mvlgamma.default: _mvlgamma,
         aten._new_zeros_with_same_feature_meta.default: _new_tangent,
         aten.glu_jvp.default: _glu_tangent,
@@ -238,3 +241,31 @@ GPU_DECOMPOSITIONS: Mapping[OpOverload, Decomposition] = MappingProxyType(
     }
 )
 """Ops whose kernels for CUDA tensors give other results than the CPU's, which the bodies give: such as gradients alone read."""
+
+
+def _pad_rows(
+    values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[IntLikeType], padding_value: float = 0.0
+) -> Any:
+    """Decomposes a conversion of jagged rows, `[elements, ...] -> [rows, longest, ...]`; one that is longer is cut, as in eager."""
+    if len(offsets) != 1 or len(max_lengths) != 1:
+        return NotImplemented  # which eager's kernels refuse
+    bounds, longest = offsets[0], max_lengths[0]
+    padding = torch.full([], padding_value, dtype=values.dtype, device=values.device)
+    places = bounds[:-1].unsqueeze(1) + torch.arange(longest, device=bounds.device)  # type: ignore[arg-type]
+    is_given = places < bounds[1:].unsqueeze(1)
+    if values.shape[0] == 0:  # of rows without elements
+        return padding.expand(*places.shape, *values.shape[1:]).clone()
+    rows = aten._unsafe_index.Tensor(values, [torch.where(is_given, places, 0)])
+    return torch.where(is_given.reshape(*is_given.shape, *[1] * (values.ndim - 1)), rows, padding)
+
+
+def _unpad_rows(dense: Tensor, offsets: Sequence[Tensor], total_L: IntLikeType | None = None) -> Any:
+    """Decomposes that back, `[rows, longest, ...] -> [elements, ...]`. How many they are, if it is not given, is in the data."""
+    if len(offsets) != 1 or total_L is None:
+        return NotImplemented
+    bounds = offsets[0]
+    if isinstance(total_L, int) and total_L == 0:
+        return dense.new_empty(0, *dense.shape[2:])
+    places = torch.arange(total_L, device=bounds.device)  # type: ignore[arg-type]
+    rows = torch.searchsorted(bounds, places, right=True) - 1
+    return aten._unsafe_index.Tensor(dense, [rows, places - aten._unsafe_index.Tensor(bounds, [rows])])

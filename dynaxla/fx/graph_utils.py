@@ -13,6 +13,7 @@ from dynaxla.torch_api.custom_ops import python_function_of
 from dynaxla.torch_api.fakes import find_opaque_class
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
+from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.types import SUBGRAPHS, Saved
 
 
@@ -31,8 +32,9 @@ def find_device(module: GraphModule) -> torch.device:
 
 
 def opaque_class_of(node: Node) -> str | None:
-    """The class of a node's value if it is an object such as a device mesh; None for a tensor or a number."""
-    return find_opaque_class(node.meta.get("val"))
+    """The class of a node's value if it is an object such as a device mesh, or a ragged size; None for a tensor or a number."""
+    value = node.meta.get("val")
+    return "NestedInt" if is_ragged(value) else find_opaque_class(value)
 
 
 def copy_graph(graph: Graph) -> Graph:

@@ -62,12 +62,15 @@ def single_call_graph(node: Node, form: Form | None) -> Graph:
     graph.output(tuple(result for result in results if result is not None))
     graph.eliminate_dead_code()
     for made in graph.nodes:
-        made.args, made.kwargs = map_aggregate(made.args, as_cpu_device), map_aggregate(made.kwargs, as_cpu_device)
+        made.args, made.kwargs = map_aggregate(made.args, as_importable), map_aggregate(made.kwargs, as_importable)
     return graph
 
 
-def as_cpu_device(value: Any) -> Any:
-    """Replaces a device by the CPU: torch-mlir lowers some calls, such as `scalar_tensor`, only for the CPU or no device."""
+def as_importable(value: Any) -> Any:
+    """Replaces a device by the CPU, as torch-mlir lowers some calls, such as `scalar_tensor`, only for the CPU or no device.
+    And the layout of jagged tensors by that of dense ones: torch names it for the zero of a derivative, which is dense."""
+    if isinstance(value, torch.layout):
+        return torch.strided
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 

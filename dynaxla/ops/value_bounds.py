@@ -242,6 +242,16 @@ def _of_segments(given: Arguments) -> Iterator[ValueBound]:
         yield ValueBound(lengths, size, size, fault, RuntimeError, lambda lengths: lengths.sum(-1))
 
 
+def _of_padded_rows(given: Arguments) -> Iterator[ValueBound]:
+    dense, total = given["dense"], given.get("total_L")
+    for offsets in given["offsets"]:
+        fault = "a row is longer than dim 1 of the padded tensor"
+        yield ValueBound(offsets, -math.inf, dense.shape[1], fault, RuntimeError, lambda offsets: offsets.diff())
+        if total is not None:
+            fault = "the last offset is not the number of all rows' elements"
+            yield ValueBound(offsets, total, total, fault, RuntimeError, lambda offsets: offsets[-1:])
+
+
 _BOUNDS: Mapping[str, Bounds] = {
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), _along_dim),
     "index_fill": _of_places_and_fillings,
@@ -264,6 +274,7 @@ _BOUNDS: Mapping[str, Bounds] = {
     "bernoulli.Tensor": partial(_of_positives, name="p", highest=1),
     "multinomial": _of_weights,
     "segment_reduce": _of_segments,
+    "_padded_dense_to_jagged_forward": _of_padded_rows,
     "poisson": _of_positives,
     **dict.fromkeys(("normal.Tensor_Tensor", "normal.float_Tensor"), partial(_of_positives, name="std")),
 }

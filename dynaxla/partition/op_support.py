@@ -29,11 +29,9 @@ from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import captured_value, get_view_base, is_given_fake, is_view
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
-from dynaxla.torch_api.symbols import is_ragged
 from dynaxla.torch_api.transforms import is_functional
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
-_PAD_YOURSELF = "pass padded dense tensors, with their lengths or a mask"
 _COPY_INTO = "write into it, x.copy_(y), or set .data outside of the compiled function"
 _COMPILE_TRANSFORM = "call it outside, or compile what transforms, as torch.compile(lambda x, t: jvp(f, (x,), (t,)))"
 _GIVE_DENSE = "call it with x.to_dense()"
@@ -109,14 +107,6 @@ def _joins(node: Node, device: torch.device) -> bool:
 def make_region_reason(node: Node, detail: str) -> FallbackReason:
     """Makes the reason of a higher-order call that runs in eager."""
     return _reason(node, ReasonId.HIGHER_ORDER, detail)
-
-
-def graph_refusal(module: GraphModule) -> FallbackReason | None:
-    """Returns why no part of a captured graph can be compiled, or None."""
-    if any(is_ragged(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder")):
-        detail = "it computes on jagged nested tensors, whose ragged sizes are no numbers"
-        return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_PAD_YOURSELF)
-    return None
 
 
 def refuse_inputs(inputs: Sequence[Any]) -> FallbackReason | None:

@@ -1,4 +1,4 @@
-"""Tensors that executables do not take (jagged, sparse, quantized, on meta) leave what touches them to eager, with a reason."""
+"""Tensors that executables do not take (sparse, quantized, on meta) leave what touches them to eager, with a reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from dynaxla.observe.recorder import Recorder
 from tests.tolerances import assert_close
 
 
-def _jagged(*lengths: int) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.randn(n, 3) for n in lengths], layout=torch.jagged)
-
-
 def _quantized(x: torch.Tensor) -> torch.Tensor:
     return torch.quantize_per_tensor(x * 2, 0.1, 0, torch.quint8).dequantize() + 1
 
@@ -30,7 +26,6 @@ def _twice_sparse(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 Given = Callable[[], tuple[Any, ...]]
 CALLS: dict[str, tuple[Callable[..., Any], Given, ReasonId | None]] = {
-    "jagged": (lambda x: (x.sin() * 2).values(), lambda: (_jagged(2, 4),), ReasonId.UNSUPPORTED_TENSOR),
     "on meta": (lambda x, y: (x.t() * 2, y + 1), lambda: (torch.empty(3, 4, device="meta"), torch.randn(3)), None),
     "quantized inside": (_quantized, lambda: (torch.randn(4),), ReasonId.NO_LOWERING),
     "sparse inside": (lambda x: (x.to_sparse() * 2).to_dense() + 1, lambda: (torch.randn(3, 4),), None),
@@ -63,20 +58,6 @@ def test_an_unusual_tensor(name: str, recorder: Recorder) -> None:
     noted = recorder.snapshot().fallbacks[known:]
     assert reason is None or any(reason.value in line for line in noted)
     assert not any(ReasonId.INTERNAL_ERROR.value in line for line in noted)
-
-
-def test_training_on_jagged_tensors() -> None:
-    net = torch.nn.Linear(3, 2)
-    compiled = torch.compile(net, backend="dynaxla")
-    for lengths in ((2, 4), (3, 1), (2, 2, 5)):
-        x = _jagged(*lengths)
-        gradients = []
-        for function in (compiled, net):
-            net.zero_grad()
-            function(x).values().square().sum().backward()
-            gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
-        for actual, expected in zip(*gradients, strict=True):
-            assert_close(actual, expected)
 
 
 def test_a_plain_attribute_of_another_size_in_another_module() -> None:
