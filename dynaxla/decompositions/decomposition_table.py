@@ -246,21 +246,21 @@ GPU_DECOMPOSITIONS: Mapping[OpOverload, Decomposition] = MappingProxyType(
 def _pad_rows(
     values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[IntLikeType], padding_value: float = 0.0
 ) -> Any:
-    """Decomposes a conversion of jagged rows, `[elements, ...] -> [rows, longest, ...]`; one that is longer is cut, as in eager."""
+    """Pads jagged rows, `[elements, ...] -> [rows, longest, ...]`. One that is longer is cut, as in eager."""
     if len(offsets) != 1 or len(max_lengths) != 1:
         return NotImplemented  # which eager's kernels refuse
     bounds, longest = offsets[0], max_lengths[0]
-    padding = torch.full([], padding_value, dtype=values.dtype, device=values.device)
+    if values.shape[0] == 0:
+        return values.new_full((bounds.shape[0] - 1, longest, *values.shape[1:]), padding_value)
+    padding = values.new_full([], padding_value)
     places = bounds[:-1].unsqueeze(1) + torch.arange(longest, device=bounds.device)  # type: ignore[arg-type]
     is_given = places < bounds[1:].unsqueeze(1)
-    if values.shape[0] == 0:  # of rows without elements
-        return padding.expand(*places.shape, *values.shape[1:]).clone()
     rows = aten._unsafe_index.Tensor(values, [torch.where(is_given, places, 0)])
     return torch.where(is_given.reshape(*is_given.shape, *[1] * (values.ndim - 1)), rows, padding)
 
 
 def _unpad_rows(dense: Tensor, offsets: Sequence[Tensor], total_L: IntLikeType | None = None) -> Any:
-    """Decomposes that back, `[rows, longest, ...] -> [elements, ...]`. How many they are, if it is not given, is in the data."""
+    """Takes it back, `[rows, longest, ...] -> [elements, ...]`. Their number, if it is not given, is in the data."""
     if len(offsets) != 1 or total_L is None:
         return NotImplemented
     bounds = offsets[0]
