@@ -96,42 +96,38 @@ def pad_graph(
     Raises:
         CannotPad: an op has no rule for the padding in its arguments.
     """
-    return _Padder(graph, buckets, device, rules, saved).run()
+    return _WholeGraph(graph, PaddedGraphBuilder(buckets, device), rules, saved).run()
 
 
-class _Padder:
-    def __init__(
-        self, graph: Graph, buckets: PartBucket, device: torch.device, rules: PadRules, saved: Collection[int]
-    ) -> None:
+class GraphPadder:
+    """Pads a graph call by call; who makes one gives its placeholders their padded values.
+
+    Args:
+        build: makes the padded graph.
+        rules: the pad rules of its ops.
+    """
+
+    def __init__(self, graph: Graph, build: PaddedGraphBuilder, rules: PadRules) -> None:
         self._source = graph
-        self._saved = saved
         self._rules = rules
-        self._symbols = buckets.read
-        self._build = PaddedGraphBuilder(buckets, device)
+        self._build = build
         self._values: dict[Node, Value] = {}
 
-    def run(self) -> PaddedGraph:
-        nodes = list(self._source.nodes)
-        placeholders = [n for n in nodes if n.op == "placeholder"]
-        for node in placeholders:
-            self._values[node] = self._rewritten(node, self._placeholder)
+    def _rewrite_calls(self) -> None:
         self._build.number_placeholders()
-        for node in nodes:
+        for node in self._source.nodes:
             if node.op == "call_function":
                 self._build.rewritten = node
                 self._build.meta = {ORIGIN: node.name, **{key: node.meta[key] for key in SOURCE if key in node.meta}}
                 self._values[node] = self._rewritten(node, self._call)
         self._build.meta = {}
-        output = self._source.output_node()
-        outputs = self._rewritten(output, self._outputs)
-        shapes = tuple(self._padded_shape(node) for node in placeholders)
-        vectors, masks = self._build.list_scalar_vectors(), tuple(self._build.masks)
-        return PaddedGraph(self._build.graph, self._symbols, vectors, shapes, outputs, masks)
 
     def _rewritten(self, node: Node, rewrite: Callable[[Node], Made]) -> Made:
         """Rewrites a node. Raises CannotPad, with the node's op and source line, if that fails."""
         try:
             return rewrite(node)
+        except CannotPad:  # of a call within a sub-graph
+            raise
         except Unpaddable as why:
             reason = ExactShape(str(node.target), why.detail, user_frame(node))
             raise CannotPad(reason, why.of_bucket) from None
@@ -139,11 +135,69 @@ class _Padder:
             detail = f"its pad rule failed: {type(error).__name__}: {error}"
             raise CannotPad(ExactShape(str(node.target), detail, user_frame(node))) from error
 
+    def _call(self, node: Node) -> Value:
+        value = node.meta["val"]
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            results, place = self._values[node.args[0]], node.args[1]
+            assert isinstance(results, tuple)
+            assert isinstance(place, int)
+            picked = results[place]
+            if picked is None:
+                raise Unpaddable("that result is not known on padded values")
+            return picked
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return self._build.substitute(value)
+        if not isinstance(node.target, OpOverload):
+            raise Unpaddable("it has no rule for padded values")
+        given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
+        rule = rule_of(node.target, self._rules)
+        call = RuleContext(node, self._build, given, rule.arguments(node.target))
+        if not _meets_padding(call) and self._is_fixed(value):
+            return _unpadded(call)
+        if rule is not no_rule:
+            check_sizes_allowed(call.takes, given)
+        return rule(call)
+
+    def _is_fixed(self, value: object) -> bool:
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, Node):
+            return self._values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        return self._build.substitute(value) if isinstance(value, torch.SymInt) else value
+
+
+class _WholeGraph(GraphPadder):
+    """Pads the graph of a part.
+
+    Args:
+        saved: indices of the outputs that only the backward reads.
+    """
+
+    def __init__(self, graph: Graph, build: PaddedGraphBuilder, rules: PadRules, saved: Collection[int]) -> None:
+        super().__init__(graph, build, rules)
+        self._saved = saved
+
+    def run(self) -> PaddedGraph:
+        placeholders = self._source.find_nodes(op="placeholder")
+        for node in placeholders:
+            self._values[node] = self._rewritten(node, self._placeholder)
+        self._rewrite_calls()
+        output = self._source.output_node()
+        outputs = self._rewritten(output, self._outputs)
+        shapes = tuple(self._padded_shape(node) for node in placeholders)
+        vectors, masks = self._build.list_scalar_vectors(), tuple(self._build.masks)
+        return PaddedGraph(self._build.graph, self._build.bucket.read, vectors, shapes, outputs, masks)
+
     def _placeholder(self, node: Node) -> Value:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             known = self._build.substitute(value)
-            if is_varying(known) and not known.free_symbols <= set(self._symbols):
+            if is_varying(known) and not known.free_symbols <= set(self._build.bucket.read):
                 raise Unpaddable("it is a number that varies and no size")
             self._build.placeholder(node.name, 0)  # the program reads its symbols instead
             return known
@@ -172,40 +226,6 @@ class _Padder:
         if not isinstance(value, PaddedValue) or value.is_full:
             return None
         return tuple(value.meta.shape)
-
-    def _call(self, node: Node) -> Value:
-        value = node.meta["val"]
-        if node.target is operator.getitem and isinstance(node.args[0], Node):
-            results, place = self._values[node.args[0]], node.args[1]
-            assert isinstance(results, tuple)
-            assert isinstance(place, int)
-            picked = results[place]
-            if picked is None:
-                raise Unpaddable("that result is not known on padded values")
-            return picked
-        if not isinstance(value, (torch.Tensor, tuple, list)):
-            return self._build.substitute(value)
-        assert isinstance(node.target, OpOverload)
-        given = {name: self._value(argument) for name, argument in arguments_of(node).items()}
-        rule = rule_of(node.target, self._rules)
-        call = RuleContext(node, self._build, given, rule.arguments(node.target))
-        if not _meets_padding(call) and self._is_fixed(value):
-            return _unpadded(call)
-        if rule is not no_rule:
-            check_sizes_allowed(call.takes, given)
-        return rule(call)
-
-    def _is_fixed(self, value: object) -> bool:
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        return all(isinstance(size, int) for v in tensors for size in self._build.known_sizes(v))
-
-    def _value(self, value: object) -> object:
-        if isinstance(value, Node):
-            return self._values[value]
-        if isinstance(value, (list, tuple)):
-            return [self._value(v) for v in value]
-        return self._build.substitute(value) if isinstance(value, torch.SymInt) else value
 
     def _outputs(self, node: Node) -> tuple[PaddedOutput | Size | None, ...]:
         returned = node.args[0]

@@ -48,17 +48,19 @@ class PaddedGraphBuilder:
     """A padded graph under construction, at one bucket.
 
     Args:
-        buckets: the bucket: which symbols are padded to which sizes, and which are fixed.
+        bucket: which symbols are padded to which sizes, and which are fixed.
         device: where the program computes.
+        mode: the fake tensors' mode; None: a new one.
     """
 
-    def __init__(self, buckets: PartBucket, device: torch.device) -> None:
+    def __init__(self, bucket: PartBucket, device: torch.device, mode: FakeTensorMode | None = None) -> None:
         self.graph = Graph()
-        self.mode = FakeTensorMode()
+        self.mode = mode or FakeTensorMode()
         self.device = device
-        self._buckets = buckets.padded
-        self._settled = {**buckets.same, **{symbol: sympy.Integer(size) for symbol, size in buckets.fixed.items()}}
-        self._symbols = buckets.read
+        self.bucket = bucket
+        self._buckets = bucket.padded
+        self._settled = {**bucket.same, **{symbol: sympy.Integer(size) for symbol, size in bucket.fixed.items()}}
+        self._symbols = bucket.read
         self._numbers: RuntimeScalars | None = None
         self._known: dict[Size, Size] = {}
         self._equal: dict[sympy.Expr, sympy.Integer] | None = None

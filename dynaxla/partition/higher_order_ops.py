@@ -7,103 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.types import IntLikeType
 
-from dynaxla.bucketing.pad_rules.recurrent import loop_over_places
-from dynaxla.cache.key import Key
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
 from dynaxla.fx.aliased_ops import replace_aliased_ops
-from dynaxla.fx.graph_utils import attribute, submodule
+from dynaxla.fx.graph_utils import attribute, submodule, tensors_of
 from dynaxla.lowering import control_flow
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
 from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of
 from dynaxla.partition.layer_scan import scan_layers
 from dynaxla.partition.op_support import is_size_arithmetic, make_region_reason, refusal
-from dynaxla.programs.structural_hash import CannotList, graph_listing
-from dynaxla.torch_api.fakes import FakeTensor, is_erased
-from dynaxla.torch_api.overloads import REGIONS, HigherOrderOperator, OpOverload
-from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
+from dynaxla.partition.padded_regions import is_padded, pad_sub_graphs
+from dynaxla.partition.regions import Operand, Region, RegionForms
+from dynaxla.torch_api.fakes import FakeTensor, is_erased, mode_of
+from dynaxla.torch_api.overloads import REGIONS, OpOverload
 from dynaxla.types import SUBGRAPHS
 
 _LARGEST_CONSTANT = 1024  # elements
 _higher_order = torch.ops.higher_order
-
-
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """Placeholder for the next tensor, or the next size, of a call."""
-
-    is_tensor: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A higher-order operator and its sub-graphs, as a function of tensors and sizes.
-
-    Attributes:
-        target: the operator.
-        leaves: its flattened arguments; an `_Operand` stands for each tensor and each size.
-        tree: the tree spec that unflattens `leaves`.
-    """
-
-    target: HigherOrderOperator
-    leaves: tuple[object, ...]
-    tree: TreeSpec
-
-    @property
-    def key(self) -> object:
-        """Hashable key, equal for calls of the same sub-graphs."""
-        return self.target, tuple(id(x) if isinstance(x, GraphModule) else repr(x) for x in self.leaves), str(self.tree)
-
-    @property
-    def graphs(self) -> list[GraphModule]:
-        """Returns the sub-graphs."""
-        return [x for x in self.leaves if isinstance(x, GraphModule)]
-
-    def arguments(self, tensors: Sequence[object], sizes: Sequence[object]) -> tuple[Any, ...]:
-        """Returns the operator's arguments for these tensors and sizes."""
-        left, plain = iter(tensors), iter(sizes)
-        leaves = [(next(left) if x.is_tensor else next(plain)) if isinstance(x, _Operand) else x for x in self.leaves]
-        args: tuple[Any, ...] = tree_unflatten(leaves, self.tree)
-        return args
-
-    @property
-    def carried(self) -> int:
-        """How many results a loop over places carries from place to place; the others have a value of each place."""
-        return len(self.arguments(*self._numbers())[1]) if self.target is _higher_order.scan else 0
-
-    @property
-    def scanned(self) -> range:
-        """Which tensors a loop over places reads one place at a time; none of another operator's."""
-        if self.target not in (_higher_order.scan, _higher_order.map_impl):
-            return range(0)
-        read = self.arguments(*self._numbers())[-2]
-        return range(read[0], read[-1] + 1)
-
-    def _numbers(self) -> tuple[range, range]:
-        operands = [x for x in self.leaves if isinstance(x, _Operand)]
-        tensors = sum(x.is_tensor for x in operands)
-        return range(tensors), range(len(operands) - tensors)
-
-    def run_eager(self, tensors: Sequence[Tensor], sizes: Sequence[int], places: Tensor | None = None) -> list[Tensor]:
-        if places is None:
-            return list(self.target(*self.arguments(tensors, sizes)))
-        most, count = tensors[self.scanned[0]].shape[0], int(places)
-        read = [x[:count] if index in self.scanned else x for index, x in enumerate(tensors)]
-        results = self.run_eager(read, sizes)
-        padding = (x.new_zeros(most - count, *x.shape[1:]) for x in results[self.carried :])
-        return [*results[: self.carried], *map(torch.cat, zip(results[self.carried :], padding, strict=True))]
-
-    def run_fake(self, tensors: Sequence[Tensor], sizes: Sequence[int], places: Tensor | None = None) -> list[Tensor]:
-        """Returns fake results for fake tensors."""
-        return [torch.empty_like(x) for x in _FAKE_KERNELS[self.target](*self.arguments(tensors, sizes))]
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -112,24 +40,29 @@ class _Body:
 
     Attributes:
         name: name of the operator.
-        region: the region that it computes.
+        forms: the region that it computes, and its padded forms.
         bodies: JAX bodies of the ops in the region.
         library: library that defines the operator; the definition ends with the last reference to the library.
     """
 
     name: str
-    region: Region
+    forms: RegionForms
     bodies: Mapping[OpOverload, Body]
     library: torch.library.Library
 
     def __call__(
-        self, tensors: Sequence[control_flow.Value], sizes: Sequence[int], places: control_flow.Value | None = None
+        self,
+        tensors: Sequence[control_flow.Value],
+        sizes: Sequence[int],
+        places: control_flow.Value | None = None,
+        form: str = "",
     ) -> control_flow.Values:
-        args = self.region.arguments(tensors, sizes)
+        region = self.forms[form]
+        args = region.arguments(tensors, sizes)
         try:
-            return control_flow.call(self.region.target, args if places is None else (*args, places), self.bodies)
+            return control_flow.call(region.target, args if places is None else (*args, places), self.bodies)
         except (TypeError, ValueError) as error:  # for example if branches return values of different shapes
-            raise LinkError(f"JAX cannot trace the {self.region.target}: {error}", op=self.name) from error
+            raise LinkError(f"JAX cannot trace the {region.target}: {error}", op=self.name) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +123,7 @@ class _Taker:
         if weights and not symbolic:
             scan_layers(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
         while node := _next_call(module, left):
+            _read_condition_of_sizes(node)
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)
             if node.target is INVOKE and (refused or symbolic) and inline_call(module, node):
@@ -206,31 +140,25 @@ class _Taker:
         for graph in region.graphs:
             self._rewrite(graph)
         name, digest = f"{region.target}_{next(self._numbers)}", self._digest(region)
-        full = f"{name}.{digest}".removesuffix(".")
+        full, forms = f"{name}.{digest}".removesuffix("."), RegionForms(region)
         # `places`: of the places of a loop over padded ones, how many are real, and come first
-        self._library.define(f"{full}(Tensor[] tensors, SymInt[] sizes, Tensor? places=None) -> Tensor[]")
-        self._library.impl(full, region.run_eager, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{REGIONS}::{full}", region.run_fake, lib=self._library)
+        self._library.define(f"{full}(Tensor[] tensors, SymInt[] sizes, Tensor? places=None, str form='') -> Tensor[]")
+        self._library.impl(full, forms.run_eager, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{REGIONS}::{full}", forms.run_fake, lib=self._library)
         target = getattr(getattr(getattr(torch.ops, REGIONS), name), digest or "default")
-        pad = loop_over_places(region.scanned, region.carried) if region.scanned else None
-        return Record(target, _Body(str(target), region, self._table.bodies, self._library), pad)
+        body = _Body(str(target), forms, self._table.bodies, self._library)
+        return Record(target, body, pad_sub_graphs(forms, self._table.pads) if is_padded(region) else None)
 
     def _digest(self, region: Region) -> str:
         """Digest of a region's computation; empty if it cannot be computed, or if the region uses operators of the user."""
         called = (each for graph in region.graphs for each in graph.modules() if isinstance(each, GraphModule))
-        if any(self._table.find_user_op(each.graph) for each in called):
-            return ""
-        try:
-            leaves = [graph_listing(x.graph) if isinstance(x, GraphModule) else x for x in region.leaves]
-            return f"of_{Key.of(call=region.target.name(), leaves=leaves, tree=str(region.tree)).digest[:32]}"
-        except (CannotList, TypeError):
-            return ""
+        return "" if any(self._table.find_user_op(each.graph) for each in called) else region.digest
 
     def _refused(self, region: Region, node: Node) -> str:
         """Returns why a call cannot be compiled; empty if it can."""
         if not all(isinstance(x, Tensor) for x in node.meta["val"]):
             return "one of its results is no tensor"
-        if region.target is _higher_order.cond and region.leaves[0] != _Operand(True):
+        if region.target is _higher_order.cond and region.leaves[0] != Operand(True):
             return "its condition is no tensor"
         if region.target is _higher_order.while_loop and not _carries_tensors(node):
             return "one of its carried values is no tensor"
@@ -265,23 +193,22 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
     return None
 
 
+def _read_condition_of_sizes(node: Node) -> None:
+    """Makes the condition of a branch that sizes decide, a truth that Dynamo guards on nowhere, a tensor."""
+    condition = node.args[0]
+    if node.target is not _higher_order.cond or not isinstance(condition, Node):
+        return
+    if isinstance(condition.meta["val"], torch.SymBool):
+        example = next(value for value in tensors_of(node))
+        with node.graph.inserting_before(node), mode_of(example):
+            made = node.graph.call_function(aten.scalar_tensor.default, (condition,), {"dtype": torch.bool})
+            made.meta = {"val": torch.empty((), dtype=torch.bool)}
+        node.args = (made, *node.args[1:])
+
+
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:
     """Returns a call as a region, with the tensors and sizes of the call."""
-    flat, tree = tree_flatten(tuple(node.args))
-    leaves: list[object] = []
-    tensors: list[Node] = []
-    sizes: list[Node] = []
-    for x in flat:
-        graph = submodule(module, x)
-        if graph is not None or not isinstance(x, Node):
-            leaves.append(x if graph is None else graph)
-            continue
-        is_tensor = isinstance(x.meta.get("val"), Tensor)
-        (tensors if is_tensor else sizes).append(x)
-        leaves.append(_Operand(is_tensor))
-    if node.target is INVOKE:
-        leaves[1] = ""  # the name of the sub-graph, which may differ between calls of the same sub-graph
-    return Region(node.target, tuple(leaves), tree), tensors, sizes  # type: ignore[arg-type]
+    return Region.of(node.target, node.args, partial(submodule, module))  # type: ignore[arg-type]
 
 
 def _replace(
@@ -313,20 +240,3 @@ def _carries_tensors(node: Node) -> bool:
     carried = node.args[2]
     assert isinstance(carried, (tuple, list))
     return all(isinstance(x, Node) and isinstance(x.meta.get("val"), Tensor) for x in carried)
-
-
-def _fake_scan(
-    combine: GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], more: Sequence[Tensor | IntLikeType]
-) -> list[Tensor]:
-    results = combine(*init, *(x[0] for x in xs), *more)
-    stacked = [x.new_empty([xs[0].shape[0], *x.shape]) for x in results[len(init) :]]
-    return [*results[: len(init)], *stacked]
-
-
-_FAKE_KERNELS: dict[HigherOrderOperator, Callable[..., Sequence[Tensor]]] = {
-    _higher_order.cond: lambda pred, true, false, operands: true(*operands),
-    _higher_order.while_loop: lambda cond, body, carried, more: carried,
-    _higher_order.scan: _fake_scan,
-    _higher_order.map_impl: lambda body, xs, more: _fake_scan(body, (), xs, more),
-    _higher_order.invoke_subgraph: lambda called, name, *operands: called(*operands),
-}

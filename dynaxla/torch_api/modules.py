@@ -28,8 +28,11 @@ def move_tensors(module: nn.Module, move: Callable[[Tensor], Tensor]) -> None:
     module._apply(move)
 
 
-def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
+def graph_module(root: nn.Module | dict[str, Any], graph: Graph) -> GraphModule:
     """Makes a module of a graph whose Python code is generated at its first run, and not at each change.
+
+    Args:
+        root: has the attributes that the graph reads.
 
     Relies on `torch.fx._lazy_graph_module._LazyGraphModule`.
     """

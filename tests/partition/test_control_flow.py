@@ -182,18 +182,6 @@ def test_constants_in_branches(recorder: Recorder) -> None:
             assert_same(model, compiled, sign * torch.ones(2, 3))
 
 
-def test_sizes_that_vary_are_exact_with_a_reason(recorder: Recorder) -> None:
-    def model(x: Tensor) -> Any:
-        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos() * x.shape[0], (x,))
-
-    compiled = compile_(model, dynamic=True)
-    with recorder.expect(compiles=2, eager_ops=0), torch.no_grad():
-        for size in (5, 6):
-            for sign in (1, -1):
-                assert_same(model, compiled, sign * torch.ones(size, 3))
-    assert "cond" in recorder.snapshot().exact_shapes[-1]
-
-
 @torch.library.custom_op("control_flow_tests::eager_only", mutates_args=())
 def eager_only(x: Tensor) -> Tensor:
     return x * 5

@@ -1,15 +1,12 @@
-"""Rules of recurrent layers, forward and backward, and of loops over places."""
+"""Rules of recurrent layers, forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from dynaxla.bucketing.argument_roles import TRUE_SIZE, PadRule, takes
+from dynaxla.bucketing.argument_roles import takes
 from dynaxla.bucketing.pad_rules.alignment import move_elements
 from dynaxla.bucketing.pad_rules.contiguous import move_to_front
-from dynaxla.bucketing.padded_value import PaddedValue, Results, Unpaddable, is_full, single_factor
+from dynaxla.bucketing.padded_value import PaddedValue, Results, Unpaddable
 from dynaxla.bucketing.rule_context import RuleContext
-from dynaxla.bucketing.size_expressions import is_varying
 
 
 @takes()
@@ -39,27 +36,3 @@ def _align(call: RuleContext) -> dict[str, PaddedValue]:
     for name, value in aligned.items():
         aligned[name] = move_elements(call, value, 1, rows)
     return {**aligned, "state": move_elements(call, call["state"], 0, rows)}
-
-
-def loop_over_places(scanned: Collection[int], carried: int) -> PadRule:
-    """The rule of `scan` and `map`.
-
-    Args:
-        scanned: which of the call's tensors are read one place at a time.
-        carried: how many results come first that are carried from place to place; the others have a value of each place.
-    """
-
-    @takes(sizes=TRUE_SIZE)
-    def loop(call: RuleContext) -> Results:
-        """The loop ends behind the last real place."""
-        given: list[PaddedValue] = call["tensors"]
-        tensors = [move_to_front(call, x, 0) if index in scanned else x for index, x in enumerate(given)]
-        fixed = all(is_full(dim) for index, x in enumerate(tensors) for dim in x.dims[index in scanned :])
-        if not fixed or any(map(is_varying, call["sizes"])):
-            raise Unpaddable("a size within its sub-graph varies")
-        places = next(x.dims[0] for index, x in enumerate(tensors) if index in scanned)
-        node = call.same(tensors=tensors, places=call.build.scalar(single_factor(places).size))
-        found = [call.build.true_dims(value) for value in call.node.meta["val"]]
-        return call.results(node, [*found[:carried], *((places, *dims[1:]) for dims in found[carried:])])
-
-    return loop
