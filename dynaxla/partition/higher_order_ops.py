@@ -120,10 +120,12 @@ class _Taker:
     def take(self, module: GraphModule, weights: Collection[Node]) -> RegionReplacements:
         left: dict[str, FallbackReason] = {}
         symbolic = has_symbols(module.graph)
+        for each in module.modules():
+            if symbolic and isinstance(each, GraphModule):
+                _make_conditions_tensors(each)
         if weights and not symbolic:
             scan_layers(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
         while node := _next_call(module, left):
-            _read_condition_of_sizes(node)
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)
             if node.target is INVOKE and (refused or symbolic) and inline_call(module, node):
@@ -193,17 +195,16 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
     return None
 
 
-def _read_condition_of_sizes(node: Node) -> None:
-    """Makes the condition of a branch that sizes decide, a truth that Dynamo guards on nowhere, a tensor."""
-    condition = node.args[0]
-    if node.target is not _higher_order.cond or not isinstance(condition, Node):
-        return
-    if isinstance(condition.meta["val"], torch.SymBool):
-        example = next(value for value in tensors_of(node))
-        with node.graph.inserting_before(node), mode_of(example):
-            made = node.graph.call_function(aten.scalar_tensor.default, (condition,), {"dtype": torch.bool})
-            made.meta = {"val": torch.empty((), dtype=torch.bool)}
-        node.args = (made, *node.args[1:])
+def _make_conditions_tensors(module: GraphModule) -> None:
+    """Makes the conditions of branches that sizes decide, truths that no guard fixes, tensors."""
+    for node in module.graph.find_nodes(op="call_function", target=_higher_order.cond):
+        condition = node.args[0]
+        if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
+            with module.graph.inserting_before(node), mode_of(tensors_of(node)[0]):
+                made = module.graph.call_function(aten.scalar_tensor.default, (condition,), {"dtype": torch.bool})
+                made.meta = {**node.meta, "val": torch.empty((), dtype=torch.bool)}
+            node.args = (made, *node.args[1:])
+            module.recompile()
 
 
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:

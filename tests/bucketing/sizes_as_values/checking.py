@@ -14,7 +14,7 @@ from torch.compiler import set_stance
 from torch.fx import Node
 
 import dynaxla
-from dynaxla.bucketing.padded_graph import CannotPad, _Padder
+from dynaxla.bucketing.padded_graph import CannotPad, GraphPadder
 from dynaxla.observe.recorder import Metrics
 from tests.bucketing.differences import difference, results
 from tests.bucketing.eager_programs import eager_programs
@@ -167,7 +167,7 @@ class _Collector:
 def collected_reasons() -> Iterator[list[str]]:
     """Lines of all reasons inside why graphs are not padded."""
     collector = _Collector()
-    with mock.patch.object(_Padder, "_rewritten", collector.wrap(_Padder._rewritten)):
+    with mock.patch.object(GraphPadder, "_rewritten", collector.wrap(GraphPadder._rewritten)):
         yield collector.lines
 
 
