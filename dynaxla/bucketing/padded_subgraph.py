@@ -80,7 +80,7 @@ class SubgraphPadder(GraphPadder):
         self._rewrite_calls()
         around.masks.extend(self._build.masks)
 
-    def returned(self) -> list[PaddedValue]:
+    def list_results(self) -> list[PaddedValue]:
         """The padded values of its results."""
         returned = self._source.output_node().args[0]
         items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
@@ -90,7 +90,7 @@ class SubgraphPadder(GraphPadder):
             raise Unpaddable("a result of its sub-graph is no tensor")
         return found
 
-    def true_dims(self) -> list[tuple[Dim, ...]]:
+    def find_true_dims(self) -> list[tuple[Dim, ...]]:
         """Of each result the dims of one factor each."""
         returned = self._source.output_node().args[0]
         items = returned if isinstance(returned, (tuple, list)) else [returned]
@@ -102,7 +102,7 @@ class SubgraphPadder(GraphPadder):
         Raises:
             Unpaddable: a result has other true sizes.
         """
-        values = self.returned()
+        values = self.list_results()
         made = [self._arrange(value, wanted) for value, wanted in zip(values, dims, strict=True)]
         self._build.graph.output(tuple(made))
         vectors = self._build.list_scalar_vectors()

@@ -23,8 +23,8 @@ from dynaxla.ops.table import OpTable
 from dynaxla.partition.inline_subgraphs import INVOKE, has_symbols, inline_call, replace_picks, results_of
 from dynaxla.partition.layer_scan import scan_layers
 from dynaxla.partition.op_support import is_size_arithmetic, make_region_reason, refusal
-from dynaxla.partition.padded_regions import is_padded, pad_sub_graphs
-from dynaxla.partition.regions import Operand, Region, RegionForms
+from dynaxla.partition.padded_calls import is_padded, pad_sub_graphs
+from dynaxla.partition.subgraph_calls import Operand, Region, RegionForms
 from dynaxla.torch_api.fakes import FakeTensor, is_erased, mode_of
 from dynaxla.torch_api.overloads import REGIONS, OpOverload
 from dynaxla.types import SUBGRAPHS

@@ -74,24 +74,24 @@ def test_jagged_tensors_are_compiled(name: str, recorder: Recorder, monkeypatch:
     poison(monkeypatch)
     function = {**TRAINED, **INFERENCE}[name]
     compiled = torch.compile(function, backend="dynaxla")
-    for lengths in LENGTHS:
-        x = make_jagged(*lengths)
-        for actual, expected in zip(parts(compiled(x)), parts(function(x)), strict=True):
-            assert_close(actual, expected)
-    assert recorder.snapshot().eager_ops == 0
+    with recorder.expect(eager_ops=0):
+        for lengths in LENGTHS:
+            x = make_jagged(*lengths)
+            for actual, expected in zip(parts(compiled(x)), parts(function(x)), strict=True):
+                assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_of_jagged_tensors(name: str, recorder: Recorder) -> None:
     function = TRAINED[name]
     compiled = torch.compile(function, backend="dynaxla")
-    for lengths in LENGTHS[:5]:
-        x, gradients = make_jagged(*lengths, needs=True), []
-        for call in (compiled, function):
-            loss = sum(part.square().sum() for part in parts(call(x)) if part.requires_grad)
-            gradients.append(torch.autograd.grad(loss, x)[0].values())
-        assert_close(*gradients)
-    assert recorder.snapshot().eager_ops == 0
+    with recorder.expect(eager_ops=0):
+        for lengths in LENGTHS[:5]:
+            x, gradients = make_jagged(*lengths, needs=True), []
+            for call in (compiled, function):
+                loss = sum(part.square().sum() for part in parts(call(x)) if part.requires_grad)
+                gradients.append(torch.autograd.grad(loss, x)[0].values())
+            assert_close(*gradients)
 
 
 @torch.no_grad()
@@ -109,8 +109,7 @@ def test_programs_are_as_many_as_buckets(recorder: Recorder) -> None:
     compiled = torch.compile(pool, backend="dynaxla")
     for lengths in ((20, 30, 13), (25, 25, 10), (30, 2, 26)):
         compiled(indices(*lengths))
-    assert recorder.snapshot().eager_ops == 0
-    with recorder.expect(compiles=0):
+    with recorder.expect(compiles=0, eager_ops=0):
         for lengths in ((22, 31, 7), (9, 18, 32), (24, 24, 9)):
             x = indices(*lengths)
             assert_close(compiled(x), pool(x))
@@ -146,13 +145,13 @@ def test_on_the_device(name: str, recorder: Recorder) -> None:
     device = use()
     function = TRAINED[name]
     compiled = torch.compile(function, backend="dynaxla")
-    for lengths in LENGTHS[:3]:
-        x = make_jagged(*lengths)
-        moved = torch.nested.nested_tensor([row.clone().to(device) for row in x.unbind()], **jagged)
-        for call in (function, compiled):
-            for actual, expected in zip(parts(call(moved)), parts(function(x)), strict=True):
-                assert_close(actual.cpu(), expected)
-    assert recorder.snapshot().eager_ops == 0
+    with recorder.expect(eager_ops=0):
+        for lengths in LENGTHS[:3]:
+            x = make_jagged(*lengths)
+            moved = torch.nested.nested_tensor([row.clone().to(device) for row in x.unbind()], **jagged)
+            for call in (function, compiled):
+                for actual, expected in zip(parts(call(moved)), parts(function(x)), strict=True):
+                    assert_close(actual.cpu(), expected)
 
 
 OFFSETS = torch.tensor([0, 2, 2, 5])

@@ -20,7 +20,7 @@ from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.runtime_scalars import ScalarVector
 from dynaxla.bucketing.size_expressions import is_varying
 from dynaxla.fx.graph_utils import submodule
-from dynaxla.partition.regions import Region, RegionForms
+from dynaxla.partition.subgraph_calls import Region, RegionForms
 from dynaxla.torch_api.overloads import HigherOrderOperator
 from dynaxla.types import SUBGRAPHS, row_major_strides
 
@@ -138,7 +138,7 @@ def _pad_scan(
     xs = [move_to_front(call, x, 0) for x in xs]
     places = xs[0].dims[0]
     padder = pad(combine, [*init, *(_slice_of(call, x) for x in xs), *more])
-    of_places = padder.true_dims()[len(init) :]
+    of_places = padder.find_true_dims()[len(init) :]
     graph = padder.finish([*carried, *of_places])
     return [combine, init, xs, more], [graph], [*carried, *((places, *dims) for dims in of_places)], places
 
