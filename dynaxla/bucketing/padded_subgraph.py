@@ -32,12 +32,10 @@ class PaddedSubgraph:
     Attributes:
         module: its placeholders are those of the sub-graph, followed by one for each of `vectors`.
         vectors: the numbers made of true sizes that it reads.
-        dims: which elements of each result are real.
     """
 
     module: GraphModule
     vectors: tuple[ScalarVector, ...]
-    dims: tuple[tuple[Dim, ...], ...]
 
 
 PadNested = Callable[[RuleContext, GraphModule], tuple[list[Any], list[tuple[Dim, ...]]]]
@@ -57,7 +55,6 @@ class SubgraphPadder(GraphPadder):
 
     Raises:
         CannotPad: an op has no rule for the padding in its arguments.
-        Unpaddable: a result is no tensor.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class SubgraphPadder(GraphPadder):
         self._rewrite_calls()
         around.masks.extend(self._build.masks)
 
-    def list_results(self) -> list[PaddedValue]:
+    def _list_results(self) -> list[PaddedValue]:
         """The padded values of its results."""
         returned = self._source.output_node().args[0]
         items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
@@ -100,13 +97,13 @@ class SubgraphPadder(GraphPadder):
         """Completes the graph: its results have these dims.
 
         Raises:
-            Unpaddable: a result has other true sizes.
+            Unpaddable: a result has other true sizes, or is no tensor.
         """
-        values = self.list_results()
+        values = self._list_results()
         made = [self._arrange(value, wanted) for value, wanted in zip(values, dims, strict=True)]
         self._build.graph.output(tuple(made))
         vectors = self._build.list_scalar_vectors()
-        return PaddedSubgraph(graph_module(self._held, self._build.graph), vectors, tuple(dims))
+        return PaddedSubgraph(graph_module(self._held, self._build.graph), vectors)
 
     def _arrange(self, value: PaddedValue, dims: tuple[Dim, ...]) -> Node:
         call = RuleContext(value.node, self._build, {}, {})

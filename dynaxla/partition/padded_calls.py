@@ -93,9 +93,7 @@ class _RegionPadder:
             raise Unpaddable("it has no rule for padded values")
         given = [submodule(owner, each) or each for each in call["args"]]
         args, dims, places = self.pad(call, target, given)  # type: ignore[arg-type]
-        if places is not None:
-            raise Unpaddable("within a sub-graph it loops over places whose number varies")
-        return args, dims
+        return (args if places is None else [*args, places]), dims
 
 
 def _as_graph(value: object) -> GraphModule | None:
@@ -119,10 +117,8 @@ def _pad_while_loop(
     more: Sequence[Operand],
 ) -> Padded:
     carried, dims = _carry(call, carried)
-    graphs = [
-        pad(cond, [*carried, *more]).finish([()]),
-        pad(body, [*carried, *more]).finish(dims),
-    ]
+    condition, step = (pad(graph, [*carried, *more]) for graph in (cond, body))
+    graphs = [condition.finish(condition.find_true_dims()), step.finish(dims)]
     return [cond, body, carried, more], graphs, dims, None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from dynaxla.programs.structural_hash import CannotList, graph_listing
 from dynaxla.torch_api.overloads import HigherOrderOperator
 from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
+aten = torch.ops.aten
 _higher_order = torch.ops.higher_order
 
 
@@ -140,8 +142,8 @@ class RegionForms:
         return self._forms[form]
 
     def add(self, region: Region) -> str:
-        """Returns the name of a form, which says what it computes where anything can."""
-        form = region.digest or f"form_{len(self._forms)}"
+        """Returns the name of a form: a digest of what it computes, or one that no other process finds."""
+        form = region.digest or uuid4().hex
         self._forms.setdefault(form, region)
         return form
 
@@ -161,7 +163,10 @@ class _FakeRun(Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         kernel = _FAKE_KERNELS.get(target)
-        return super().call_function(target, args, kwargs) if kernel is None else kernel(*args)
+        if kernel is not None:
+            return kernel(*args)
+        # A view is a reshape of row-major values, as in bucketing/padded_graph_builder.py.
+        return super().call_function(aten.reshape.default if target is aten.view.default else target, args, kwargs)
 
 
 def _run_fake(module: GraphModule, *args: object) -> Any:
@@ -169,7 +174,11 @@ def _run_fake(module: GraphModule, *args: object) -> Any:
 
 
 def _fake_scan(
-    combine: GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], more: Sequence[Tensor | IntLikeType]
+    combine: GraphModule,
+    init: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    more: Sequence[Tensor | IntLikeType],
+    places: Tensor | None = None,
 ) -> list[Tensor]:
     results = _run_fake(combine, *init, *(x[0] for x in xs), *more)
     stacked = [x.new_empty([xs[0].shape[0], *x.shape]) for x in results[len(init) :]]
@@ -181,7 +190,7 @@ _FAKE_KERNELS: Mapping[Any, Callable[..., Sequence[Tensor]]] = MappingProxyType(
         _higher_order.cond: lambda pred, true, false, operands: _run_fake(true, *operands),
         _higher_order.while_loop: lambda cond, body, carried, more: carried,
         _higher_order.scan: _fake_scan,
-        _higher_order.map_impl: lambda body, xs, more: _fake_scan(body, (), xs, more),
+        _higher_order.map_impl: lambda body, xs, more, places=None: _fake_scan(body, (), xs, more),
         _higher_order.invoke_subgraph: lambda called, name, *operands: _run_fake(called, *operands),
     }
 )

@@ -85,6 +85,16 @@ def choose_by_size(x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.shape[0] > 7, lambda x: x.softmax(0), lambda x: x.cumsum(0), (x,))  # type: ignore[no-any-return]
 
 
+def sort_squares(x: torch.Tensor) -> Any:
+    square = x @ x.t()
+    return torch.cond(
+        square.max() > 1,
+        lambda y, x: (y.reshape(-1).sort()[0], x.t().reshape(-1) * 1),
+        lambda y, x: (y.reshape(-1) * 1, x.reshape(-1) + 1),
+        (square, x),
+    )
+
+
 CASES: dict[str, Function] = {
     "elementwise": both(lambda x: x.sin() * 2, lambda x: x.cos() - x),
     "sums": both(lambda x: x.sum(0), lambda x: x.mean(0)),
@@ -113,6 +123,8 @@ CASES: dict[str, Function] = {
     "behind a merge": lambda x: inner(x.flatten()).sum(),
     "in each other": nested,
     "a condition of a size": choose_by_size,
+    "a sort of merged dims": sort_squares,
+    "a loop over places in a branch": both(lambda x: scan_places(x)[1], lambda x: x * 2),
     "a branch, then a loop": lambda x: repeat(lambda x: x - x.mean(0))(inner(x)),
 }
 
