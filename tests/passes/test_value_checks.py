@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
     "bags that end late": (
         lambda x, i: F.embedding_bag(of(0, 2, 1), x, i, mode="sum"),
         [(SMALL, of(0, 3)), (LARGE, of(0, 1, 3))],
-        [(SMALL, of(0, 4)), (LARGE, of(0, 1, 4)), (LARGE, of(0, 2, 1))],
+        [(SMALL, of(0, 4)), (LARGE, of(0, 1, 4))],
     ),
     "max_unpool1d": (lambda x, i: F.max_unpool1d(x, i, 2), UNPOOLED, BEYOND_POOL),
     "max_unpool2d": (
@@ -314,3 +314,11 @@ def test_values_that_many_calls_read_are_checked_once(tmp_path: Any, monkeypatch
     torch.compile(lambda x, i: x[i] + x.exp()[i] * x.sin()[i], backend="dynaxla")(*PLACES[0])
     (text,) = [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
     assert text.count("aten.all") == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_bags_that_end_before_they_begin_raise(dynamic: bool) -> None:
+    """In eager they do so on several threads alone."""
+    compiled = torch.compile(CASES["bags that end late"][0], backend="dynaxla", dynamic=dynamic)
+    with pytest.raises(RuntimeError):
+        compiled(LARGE, of(0, 2, 1))
