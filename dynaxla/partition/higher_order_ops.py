@@ -198,9 +198,9 @@ def _next_call(module: GraphModule, left: Collection[str]) -> Node | None:
 def _make_conditions_tensors(module: GraphModule) -> None:
     """Makes the conditions of branches that sizes decide, truths that no guard fixes, tensors."""
     for node in module.graph.find_nodes(op="call_function", target=_higher_order.cond):
-        condition = node.args[0]
-        if isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
-            with module.graph.inserting_before(node), mode_of(tensors_of(node)[0]):
+        condition, results = node.args[0], tensors_of(node)
+        if results and isinstance(condition, Node) and isinstance(condition.meta["val"], torch.SymBool):
+            with module.graph.inserting_before(node), mode_of(results[0]):
                 made = module.graph.call_function(aten.scalar_tensor.default, (condition,), {"dtype": torch.bool})
                 made.meta = {**node.meta, "val": torch.empty((), dtype=torch.bool)}
             node.args = (made, *node.args[1:])
