@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from dynaxla.aot_cache.capture_key import find_tag
@@ -182,6 +183,8 @@ class GraphCompiler:
         )
         builder = self._builder()
         self._placement = self._place_inputs(example_inputs)
+        # How many sizes a jagged result has is decided before anything is decomposed: a stride that varies is one more.
+        is_jagged = any(isinstance(value, Tensor) and value.is_nested for value in example_inputs)
         tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
 
         def capture(
@@ -190,7 +193,9 @@ class GraphCompiler:
             with replace_composites():
                 function: Callable[..., Any] = aot_autograd(
                     **self._compilers(make_compiler),
-                    decompositions=GraphDecompositions(self._process.registered.current, self._options.rng),
+                    decompositions=GraphDecompositions(
+                        self._process.registered.current, self._options.rng, gives_strides=not is_jagged
+                    ),
                     partition_fn=partial(
                         partition_saving_padded,
                         placement=self._placement,

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynaxla.decompositions.affine_grids import derive_affine_grids
 from dynaxla.decompositions.assertions import capture_factorization_checks, check_first
-from dynaxla.decompositions.decomposition_table import decomposition_table
+from dynaxla.decompositions.decomposition_table import decomposition_table, decompositions_but_strides
 from dynaxla.decompositions.flex_attention import replace_flex_attention
 from dynaxla.decompositions.fused_attention import replace_attention
 from dynaxla.decompositions.image_sizes import keep_resizes_whole, pool_images_by_mean
@@ -49,16 +49,19 @@ class GraphDecompositions(Mapping[OpOverload, Decompose]):
     Args:
         table: the records of the graph's ops.
         rng: the option.
+        gives_strides: whether results get eager's strides where torch predicts others.
     """
 
-    def __init__(self, table: OpTable, rng: str) -> None:
+    def __init__(self, table: OpTable, rng: str, *, gives_strides: bool = True) -> None:
         self._table = table
         self._rng = rng
+        self._gives_strides = gives_strides
 
     @cached_property
     def _chosen(self) -> dict[OpOverload, Decompose]:
         rules, own = self._table.bodies, core_table().bodies
-        available = {**decomposition_table(), **quantized_decompositions()}
+        known = decomposition_table() if self._gives_strides else decompositions_but_strides()
+        available = {**known, **quantized_decompositions()}
         if self._rng == "compiled":
             available = {**available, **random_decompositions()}
         return {op: check_first(op, rewrite) for op, rewrite in available.items() if rules.get(op) is own.get(op)}

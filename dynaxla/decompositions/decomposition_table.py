@@ -65,6 +65,13 @@ _EXTRA_DECOMPOSED = (
 @cache
 def decomposition_table() -> Mapping[OpOverload, Decomposition]:
     """Returns torch's decompositions, except of ops in the op table, and this package's own decompositions."""
+    chosen = decompositions_but_strides()
+    return {**chosen, **stride_decompositions(chosen)}
+
+
+@cache
+def decompositions_but_strides() -> dict[OpOverload, Decomposition]:
+    """Returns the same, but for those that give results eager's strides where torch's fake kernels predict others."""
     taken = core_table().records.keys()
     available = {
         **decompositions_of(_EXTRA_DECOMPOSED),
@@ -100,8 +107,7 @@ def decomposition_table() -> Mapping[OpOverload, Decomposition]:
         aten._grouped_mm.default: _grouped_mm,
         aten.index_put.default: write_by_mask,
     }
-    chosen: dict[OpOverload, Decomposition] = {**rewrites, **own}  # type: ignore[dict-item]
-    return {**chosen, **stride_decompositions(chosen)}
+    return {**rewrites, **own}  # type: ignore[dict-item]
 
 
 def _multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

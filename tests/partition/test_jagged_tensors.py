@@ -125,6 +125,18 @@ def test_attention_within_rows() -> None:
             assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("function", [torch.ldexp, torch.pow])
+def test_gradients_where_eager_has_strides_that_torch_does_not_predict(function: Any, recorder: Recorder) -> None:
+    """The ragged dim is the last one of the values: their strides vary, and such a stride was taken for a gradient."""
+    rows = make_jagged(2, 4, 3).transpose(1, 2)
+    for number in range(2):
+        x, gradients = torch.tensor(1.5 + number, requires_grad=True), []
+        with recorder.expect(eager_ops=0):
+            for call in (torch.compile(lambda x, rows: function(x, rows), backend="dynaxla"), function):
+                gradients.append(torch.autograd.grad(call(x, rows).values().square().sum(), x)[0])
+        assert_close(*gradients)
+
+
 def test_training_a_layer() -> None:
     net = nn.Linear(WIDTH, 2)
     compiled = torch.compile(net, backend="dynaxla")
