@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.fx import GraphModule
 
 from dynaxla.aot_cache.capture_key import find_tag
@@ -15,7 +14,7 @@ from dynaxla.aot_cache.kept_capture import KeptCapture
 from dynaxla.bucketing.dynamic_dim_hints import mark_growing_dims
 from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
-from dynaxla.decompositions.choose_decompositions import GraphDecompositions, replace_composites
+from dynaxla.decompositions.choose_decompositions import GraphDecompositions, has_jagged_values, replace_composites
 from dynaxla.errors import DynaxlaError, make_raising
 from dynaxla.fx.edit import mark_modules
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
@@ -183,8 +182,6 @@ class GraphCompiler:
         )
         builder = self._builder()
         self._placement = self._place_inputs(example_inputs)
-        # How many sizes a jagged result has is decided before anything is decomposed: a stride that varies is one more.
-        is_jagged = any(isinstance(value, Tensor) and value.is_nested for value in example_inputs)
         tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
 
         def capture(
@@ -194,7 +191,7 @@ class GraphCompiler:
                 function: Callable[..., Any] = aot_autograd(
                     **self._compilers(make_compiler),
                     decompositions=GraphDecompositions(
-                        self._process.registered.current, self._options.rng, gives_strides=not is_jagged
+                        self._process.registered.current, self._options.rng, gives_strides=not has_jagged_values(module)
                     ),
                     partition_fn=partial(
                         partition_saving_padded,

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+from torch.fx import GraphModule
+
 from dynaxla.decompositions.affine_grids import derive_affine_grids
 from dynaxla.decompositions.assertions import capture_factorization_checks, check_first
 from dynaxla.decompositions.decomposition_table import decomposition_table, decompositions_but_strides
@@ -19,6 +22,7 @@ from dynaxla.decompositions.quantized import quantized_decompositions
 from dynaxla.decompositions.random_draws import random_decompositions
 from dynaxla.decompositions.rnn_layers import replace_rnn_layers
 from dynaxla.ops.table import OpTable, core_table
+from dynaxla.torch_api.fakes import captured_value
 from dynaxla.torch_api.overloads import OpOverload
 
 Decompose = Callable[..., Any]
@@ -39,6 +43,13 @@ def replace_composites() -> Iterator[None]:
         capture_factorization_checks(),
     ):
         yield
+
+
+def has_jagged_values(module: GraphModule) -> bool:
+    """Whether a graph of Dynamo's computes with jagged tensors. AOTAutograd counts the sizes of those that it returns before
+    anything is decomposed: a stride that then varies is one more, and is taken for a gradient."""
+    values = map(captured_value, module.graph.nodes)
+    return any(isinstance(value, Tensor) and value.is_nested for value in values)
 
 
 class GraphDecompositions(Mapping[OpOverload, Decompose]):

@@ -125,15 +125,26 @@ def test_attention_within_rows() -> None:
             assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("function", [torch.ldexp, torch.pow])
-def test_gradients_where_eager_has_strides_that_torch_does_not_predict(function: Any, recorder: Recorder) -> None:
+def test_gradients_where_eager_has_strides_that_torch_does_not_predict(
+    function: Any, is_given: bool, recorder: Recorder
+) -> None:
     """The ragged dim is the last one of the values: their strides vary, and such a stride was taken for a gradient."""
-    rows = make_jagged(2, 4, 3).transpose(1, 2)
-    for number in range(2):
-        x, gradients = torch.tensor(1.5 + number, requires_grad=True), []
+
+    def raise_rows(x: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        rows = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2)
+        return function(x, rows)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(function if is_given else raise_rows, backend="dynaxla")
+    for last in (9, 12, 15):
+        values, offsets = torch.randn(last, 4).t(), torch.tensor([0, 2, 6, last])
+        given = (torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2),)
+        x, gradients = torch.tensor(1.5, requires_grad=True), []
         with recorder.expect(eager_ops=0):
-            for call in (torch.compile(lambda x, rows: function(x, rows), backend="dynaxla"), function):
-                gradients.append(torch.autograd.grad(call(x, rows).values().square().sum(), x)[0])
+            result = compiled(x, *(given if is_given else (values, offsets)))
+        for each in (result, raise_rows(x, values, offsets)):
+            gradients.append(torch.autograd.grad(each.values().square().sum(), x)[0])
         assert_close(*gradients)
 
 
