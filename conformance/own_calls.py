@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, UNSHARD
+from dynaxla.custom_ops.max_pool_gradient import MAX_POOL2D_GRADIENT, MAX_POOL3D_GRADIENT
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -120,6 +121,27 @@ def _with(tensor: Tensor, value: float) -> Tensor:
     return changed
 
 
+def _max_pool(space: int) -> Callable[[Draw], Iterator[Arguments]]:
+    """Windows over equal values, over NaN and over nothing but minus infinity; with steps, padding, gaps and a last part."""
+
+    def calls(draw: Draw) -> Iterator[Arguments]:
+        for kernel, stride, padding, dilation, ceil_mode in (
+            (2, [], 0, 1, False),
+            (3, [2] * space, 1, 1, False),
+            (3, [2] * space, 1, 1, True),
+            (3, [1] * space, 0, 2, False),
+        ):
+            settings = ([kernel] * space, stride, [padding] * space, [dilation] * space, ceil_mode)
+            x = (2 * draw(2, 3, *[7, 8, 9][:space])).round()
+            edges = x.clone()
+            edges[..., :4] = -math.inf
+            for image in (x, _with(x, math.nan), edges, x[0]):
+                pooled = nn.functional.max_pool2d if space == 2 else nn.functional.max_pool3d
+                yield draw(*pooled(image, kernel, stride or None, padding, dilation, ceil_mode).shape), image, *settings
+
+    return calls
+
+
 _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     CONSTRAIN: _annotated("data;"),
     UNSHARD: _annotated("data"),
@@ -128,6 +150,8 @@ _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     internal.CONTRACT_ROWS: _contract_rows,
     internal.KERNEL: _kernel,
     internal.CONVOLUTION: _convolution,
+    MAX_POOL2D_GRADIENT: _max_pool(2),
+    MAX_POOL3D_GRADIENT: _max_pool(3),
     internal.ATTENTION: _attention,
     FLASH: _flash,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import Array, lax
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import window_gradients as window_gradients_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
+from dynaxla.custom_ops.max_pool_gradient import MAX_POOL2D_GRADIENT, MAX_POOL3D_GRADIENT
 from dynaxla.ops.dtypes import FLOATS, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_rank
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
@@ -25,6 +28,8 @@ OPS = OpFamily()
 _SEARCHED_AT_ONCE = 32
 """Elements of a window of max pooling. Up to 25, a search along one axis after the other took longer on a CPU for most images,
 and accessed more bytes in programs for a TPU; with 169 it took less."""
+_COMBINED_AT_ONCE = 25
+"""Elements of a window that a CPU combines in one loop; of larger ones, those along one axis after the other."""
 
 
 def _max_pooling(dims: int) -> Body:
@@ -41,7 +46,7 @@ def _max_pooling(dims: int) -> Body:
     return max_pool
 
 
-def _avg_pooling(dims: int) -> Body:
+def _avg_pooling(dims: int, *, by_elements: bool = True) -> Body:
     def avg_pool(
         x: Array,
         kernel_size: list[int],
@@ -52,7 +57,7 @@ def _avg_pooling(dims: int) -> Body:
         divisor_override: int | None = None,
     ) -> Array:
         windows = _Windows.of(x.shape[-dims:], kernel_size, stride, padding, (1,), ceil_mode)
-        return _avg_pool(x, windows, count_include_pad, divisor_override)
+        return _avg_pool(x, windows, count_include_pad, divisor_override, by_elements)
 
     return avg_pool
 
@@ -62,8 +67,23 @@ def _max_pooling_backward(dims: int) -> Body:
     return lambda grad_output, x, *settings: _scatter_back(grad_output, x, settings[-1], dims)
 
 
+def _max_pooling_gradient(dims: int) -> Body:
+    def max_pool_gradient(grad_output: Array, self: Array, *settings: Any) -> Array:
+        windows = _Windows.of(self.shape[-dims:], *settings)
+
+        def scatter(grad: Array, x: Array) -> Array:
+            return _scatter_back(grad, x, _places(x, windows, lowest_of(x)), dims)
+
+        if any(step != 1 for step in windows.dilation):  # XLA's op has no dilated windows
+            return scatter(grad_output, self)
+        select = functools.partial(_select_and_scatter, windows=windows)
+        return lax.platform_dependent(grad_output, self, tpu=select, default=scatter)  # type: ignore[no-any-return]
+
+    return max_pool_gradient
+
+
 def _avg_pooling_backward(dims: int) -> Body:
-    pool = _avg_pooling(dims)
+    pool = _avg_pooling(dims, by_elements=False)
     return lambda grad_output, x, *settings: linear_gradient(lambda y: pool(y, *settings), grad_output, x)
 
 
@@ -89,6 +109,8 @@ OPS.op(
     check=check_rank("grad_output", 4, 5),
     pad=image_gradients_rules.adaptive_pool_backward,
 )(_max_pooling_backward(3))
+OPS.op(MAX_POOL2D_GRADIENT, dtypes=REAL_NUMBERS, pad=window_gradients_rules.max_pool_gradient)(_max_pooling_gradient(2))
+OPS.op(MAX_POOL3D_GRADIENT, dtypes=REAL_NUMBERS, pad=window_gradients_rules.max_pool_gradient)(_max_pooling_gradient(3))
 OPS.op(aten.avg_pool2d_backward.default, dtypes=FLOATS | {torch.int64}, pad=window_gradients_rules.avg_pool_backward)(
     _avg_pooling_backward(2)
 )
@@ -120,6 +142,7 @@ class _Windows:
             max((o - 1) * s + r - n - p, 0)
             for n, s, p, o, r in zip(space, stride, padding, self.outputs, self.reach, strict=True)
         ]
+        self.edges = list(zip(padding, self.behind, strict=True))
 
     @classmethod
     def of(
@@ -137,13 +160,12 @@ class _Windows:
 
     def pad(self, x: Array, value: float | int) -> Array:
         """Pads the spatial axes of `x` with `value` as far as the windows reach."""
-        edges = [(p, b, 0) for p, b in zip(self.padding, self.behind, strict=True)]
-        padded = lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(edges)) + edges)
-        return padded
+        edges = [(before, behind, 0) for before, behind in self.edges]
+        return lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(edges)) + edges)
 
     def reduce(self, x: Array, start: float | int, combine: Callable[..., Array]) -> Array:
         lead = x.ndim - len(self.space)
-        edges = [(0, 0)] * lead + list(zip(self.padding, self.behind, strict=True))
+        edges = [(0, 0)] * lead + self.edges
         ones = (1,) * lead
         reduced: Array = lax.reduce_window(
             x,
@@ -155,6 +177,17 @@ class _Windows:
             window_dilation=(*ones, *self.dilation),
         )
         return reduced[(..., *(slice(0, o) for o in self.outputs))]
+
+    def combine_elements(self, x: Array, start: float | int, combine: Callable[..., Array]) -> Array:
+        """As `reduce` for a `start` that changes nothing, but elementwise: on a CPU a third of the time, or less."""
+        found = self.pad(x, start)
+        for axes in self.group_axes(_COMBINED_AT_ONCE):
+            offsets = itertools.product(*(range(self.kernel[axis]) for axis in axes))
+            found = functools.reduce(combine, (self.elements(found, axes, offset) for offset in offsets))
+            if axes.start:
+                # Without it, XLA computes these again for each offset along the next axis.
+                found = lax.optimization_barrier(found)
+        return found
 
     def elements(self, padded: Array, axes: Sequence[int], offsets: Sequence[int]) -> Array:
         """The elements of every window at offsets along spatial axes."""
@@ -185,7 +218,14 @@ def _pooled_size(n: int, kernel: int, stride: int, padding: int, dilation: int, 
 def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
     """The maxima and their indices, computed separately, so that XLA removes the search for unused indices."""
     lowest = lowest_of(x)
-    return windows.reduce(x, lowest, lax.max), _places(x, windows, lowest)
+    return _reduce(x, windows, lowest, lax.max), _places(x, windows, lowest)
+
+
+def _reduce(x: Array, windows: _Windows, start: float | int, combine: Callable[..., Array]) -> Array:
+    by_elements, by_windows = (
+        functools.partial(method, start=start, combine=combine) for method in (windows.combine_elements, windows.reduce)
+    )
+    return lax.platform_dependent(x, cpu=by_elements, default=by_windows)  # type: ignore[no-any-return]
 
 
 def _places(x: Array, windows: _Windows, lowest: float | int, most: int = _SEARCHED_AT_ONCE) -> Array:
@@ -230,9 +270,33 @@ def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:
     return flat.at[rows, indices.reshape(by_image)].add(wide.reshape(by_image)).reshape(x.shape).astype(x.dtype)
 
 
-def _avg_pool(x: Array, windows: _Windows, count_include_pad: bool, divisor_override: int | None) -> Array:
+def _select_and_scatter(grad: Array, x: Array, windows: _Windows) -> Array:
+    """As `_scatter_back`, by the op that XLA has for it."""
+    zero = jnp.zeros((), x.dtype)
+    # Whether an element stays the largest beside a later one of its window.
+    stays = jax.make_jaxpr(lambda best, value: ~((value > best) | (value != value)))(zero, zero)
+    added = jax.make_jaxpr(lax.add)(zero, zero)
+    lead = x.ndim - len(windows.space)
+    result: Array = lax.select_and_scatter_p.bind(
+        x,
+        grad,
+        zero,
+        select_jaxpr=stays.jaxpr,
+        select_consts=(),
+        scatter_jaxpr=added.jaxpr,
+        scatter_consts=(),
+        window_dimensions=(*[1] * lead, *windows.kernel),
+        window_strides=(*[1] * lead, *windows.stride),
+        padding=(*[(0, 0)] * lead, *windows.edges),
+    )
+    return result
+
+
+def _avg_pool(
+    x: Array, windows: _Windows, count_include_pad: bool, divisor_override: int | None, by_elements: bool
+) -> Array:
     wide = cast(x, opmath_dtype(torch_dtype(x)))
-    total = windows.reduce(wide, 0, lax.add)
+    total = _sum(wide, windows) if by_elements else windows.reduce(wide, 0, lax.add)
     if divisor_override is not None:
         divisor: np.ndarray | int = divisor_override
     else:
@@ -240,6 +304,12 @@ def _avg_pool(x: Array, windows: _Windows, count_include_pad: bool, divisor_over
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.div(total, jnp.broadcast_to(jnp.asarray(divisor, total.dtype), total.shape))
     return (total / jnp.asarray(divisor, total.dtype)).astype(x.dtype)
+
+
+def _sum(x: Array, windows: _Windows) -> Array:
+    """The sum of each window; that of negative zeros is a positive one, as torch begins with zero."""
+    total = _reduce(x, windows, 0, lax.add)
+    return jnp.where(total == 0, jnp.zeros((), x.dtype), total)
 
 
 def _counts(windows: _Windows, count_include_pad: bool) -> np.ndarray:

@@ -17,6 +17,7 @@ from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, find_assertio
 from dynaxla.fx.edit import holds_tensors, is_view
 from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
+from dynaxla.passes.pooled_maxima import find_maxima_again
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
@@ -58,6 +59,7 @@ def partition_saving_padded(
         placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _skip_detach(joint.graph)
+    find_maxima_again(joint.graph)
     target = None if find_target is None else find_target(find_device(joint))
     _merge_in_the_backward(joint.graph, fixed=target is not None and target.fuses_short_of_reshapes)
     _remake_in_the_backward(joint.graph)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from dynaxla.custom_ops.max_pool_gradient import MAX_POOL2D_GRADIENT, MAX_POOL3D_GRADIENT
 from tests.bucketing.plain_cases import floats, lengths
 from tests.bucketing.poison import Case, case
 
@@ -132,6 +133,20 @@ def _max_pool(stride: int = 2, padding: int = 0) -> Function:
     return gradients
 
 
+def _max_pool_gradient(stride: int = 2, padding: int = 0, ceil_mode: bool = False) -> Function:
+    def gradient(x: torch.Tensor) -> Any:
+        space = x.dim() - 2
+        settings = [[3] * space, [stride] * space, [padding] * space, [1] * space, ceil_mode]
+        forward, backward = {
+            2: (aten.max_pool2d_with_indices, MAX_POOL2D_GRADIENT),
+            3: (aten.max_pool3d_with_indices, MAX_POOL3D_GRADIENT),
+        }[space]
+        y = forward(x, *settings)[0]
+        return backward(y.sin(), x, *settings)
+
+    return gradient
+
+
 def _avg_pool(counted: bool = True, padding: int = 1, divisor: int | None = None) -> Function:
     return lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [padding] * 2, False, counted, divisor)
 
@@ -156,6 +171,29 @@ POOLS = [
         "max_pool_backward",
         "max_pool3d_backward",
         _max_pool(1, 1),
+        lengths("2", "2", "s", "s+1", "4"),
+        sizes=(5, 7),
+    ),
+    case("max_pool_gradient", "max_pool_gradient", _max_pool_gradient(), WHOLE, sizes=(9, 12, 17)),
+    case(
+        "max_pool_gradient",
+        "max_pool_gradient_edge",
+        _max_pool_gradient(1, 1),
+        lengths("s", "2", "s+1", "4"),
+        sizes=(9, 12, 14),
+    ),
+    case("max_pool_gradient", "max_pool_gradient_batch", _max_pool_gradient(1, 1), floats(None, 3, 4, 4)),
+    case(
+        "max_pool_gradient",
+        "max_pool_gradient_ceil",
+        _max_pool_gradient(2, 1, ceil_mode=True),
+        lengths("2", "3", "s", "s-1"),
+        sizes=(8, 9, 12, 17),
+    ),
+    case(
+        "max_pool_gradient",
+        "max_pool3d_gradient",
+        _max_pool_gradient(1, 1),
         lengths("2", "2", "s", "s+1", "4"),
         sizes=(5, 7),
     ),
@@ -209,12 +247,12 @@ POOLS = [
 
 
 def _ceiling(*windows: list[int], pool: Any = aten.max_pool2d_with_indices) -> Function:
-    """The gradient of max pooling with ceil_mode: kernel, stride, padding, dilation."""
+    """The gradient of max pooling with ceil_mode, and the places that it goes to: kernel, stride, padding, dilation."""
 
-    def gradient(x: torch.Tensor) -> torch.Tensor:
+    def gradient(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         highest, places = pool(x, *windows, True)
         backward = aten.max_pool3d_with_indices_backward if x.dim() == 5 else aten.max_pool2d_with_indices_backward
-        return backward(highest, x, *windows, True, places)
+        return backward(highest, x, *windows, True, places), places
 
     return gradient
 

@@ -50,6 +50,17 @@ def max_pool_backward(call: RuleContext, image: Sequence[int]) -> PaddedValue:
     return call.result(_crop(build, node, image, value.dims), value.dims)
 
 
+def max_pool_gradient(call: RuleContext, grad: PaddedValue, value: PaddedValue, image: Sequence[int]) -> PaddedValue:
+    """The image is padded with the lowest value, and its gradient is cropped; padded gradients are set to zero."""
+    build = call.build
+    longer = _fit_windows(call, value, image, grad.dims, lowest_value(value.meta.dtype))
+    real = build.mask(grad, image, 0).node
+    for axis, d in enumerate(image):
+        real = _pad_dim(build, real, d, _count_windows(call, longer, d, axis))
+    node = call.same(grad_output=real, self=longer, ceil_mode=False)
+    return call.result(_crop(build, node, image, value.dims), value.dims)
+
+
 def avg_pool(call: RuleContext, value: PaddedValue, image: Sequence[int], dims: tuple[Dim, ...]) -> PaddedValue:
     """The sum of each window is divided by the number of elements that eager PyTorch counts."""
     build, dtype = call.build, value.meta.dtype

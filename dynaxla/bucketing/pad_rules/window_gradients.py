@@ -10,7 +10,9 @@ from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import BUCKET_SIZE, CONSTANT, LAYOUT, takes
 from dynaxla.bucketing.pad_rules import ceil_mode
+from dynaxla.bucketing.pad_rules.contiguous import move_to_front
 from dynaxla.bucketing.pad_rules.pool_indices import convert_pool_indices
+from dynaxla.bucketing.pad_rules.reductions import lowest_value
 from dynaxla.bucketing.pad_rules.windows import image_dims
 from dynaxla.bucketing.padded_value import (
     Dim,
@@ -102,6 +104,30 @@ def max_pool_backward(call: RuleContext) -> PaddedValue:
     return call.result(call.same(**changed), value.dims)
 
 
+@takes(kernel_size=LAYOUT, stride=LAYOUT, padding=LAYOUT, dilation=LAYOUT)
+def max_pool_gradient(call: RuleContext) -> PaddedValue:
+    """Padding is set to the lowest value; padded gradients are set to zero."""
+    grad, value = call["grad_output"], call["self"]
+    image = image_dims(call, value)
+    _require_same_images(grad, value, image)
+    if all(is_full(value.dims[d]) for d in image):
+        return call.result(call.same(), value.dims)
+    for d in image:
+        grad, value = (move_to_front(call, each, d) for each in (grad, value))
+    if call["ceil_mode"]:
+        return ceil_mode.max_pool_gradient(call, grad, value, image)
+    names = ("kernel_size", "stride", "padding", "dilation")
+    with call.build.mode:
+        output = _MAX_POOLS[len(image)](value.meta, *(call[name] for name in names))[0]
+    real = _of_outputs(call, call.build.mask(grad, image, 0), output)
+    lowest = call.build.mask(value, image, lowest_value(value.meta.dtype))
+    return call.result(call.same(grad_output=real, self=lowest), value.dims)
+
+
+def _require_same_images(grad: PaddedValue, value: PaddedValue, image: Sequence[int]) -> None:
+    _require_same(PaddedValue(grad.node, grad.dims[: image[0]]), PaddedValue(value.node, value.dims[: image[0]]))
+
+
 def _require_same(left: PaddedValue, right: PaddedValue) -> None:
     if not all(map(have_same_layout, left.dims, right.dims)):
         raise Unpaddable("gradient and input hold their real elements in different places")
@@ -112,7 +138,7 @@ def avg_pool_backward(call: RuleContext) -> PaddedValue:
     """Gradients of padded windows are set to zero; the others are divided by eager PyTorch's divisor."""
     grad, value = call["grad_output"], call["self"]
     image = image_dims(call, value)
-    _require_same(PaddedValue(grad.node, grad.dims[: image[0]]), PaddedValue(value.node, value.dims[: image[0]]))
+    _require_same_images(grad, value, image)
     if all(is_full(value.dims[d]) for d in image):
         return call.result(call.same(), value.dims)
     if call["ceil_mode"]:
