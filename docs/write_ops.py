@@ -13,7 +13,7 @@ from conformance.sweep_evidence import claims
 from conformance.sweep_record import read_records
 from docs.write_evidence import write_evidence
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import COMPLEX, FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
+from dynaxla.ops.dtypes import COMPLEX, FLOAT8, FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.ops.table import families
 
@@ -127,6 +127,7 @@ def _legend(records: Collection[Record]) -> Iterator[str]:
     for word, dtypes in _DTYPE_WORDS.items():
         yield f"- {word}: {', '.join(_names(dtypes))}"
     yield "- all: these and bool"
+    yield f"- float8: {', '.join(_names(FLOAT8))}, which the sweep leaves out, and torch-mlir is not given"
     yield ""
     yield '"verified" has the dtypes in which the op was part of an executable that gave eager\'s result in the sweep.'
     yield ""
@@ -162,7 +163,8 @@ def _section(
 
 def _line(record: Record, verified: frozenset[torch.dtype]) -> str:
     covered = XLA_DTYPES if record.dtypes is None else record.dtypes & XLA_DTYPES
-    cells = (f"`{record.target}`", _compiled_by(record, covered), _words(covered), _words(verified), record.limits)
+    dtypes = _words(covered) + ", float8" * (record.dtypes is not None and record.dtypes >= FLOAT8)
+    cells = (f"`{record.target}`", _compiled_by(record, covered), dtypes, _words(verified), record.limits)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -14,7 +14,7 @@ from dynaxla.device.padded_buffers import PaddedBuffer
 from dynaxla.errors import ExecutionError, ForkError
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.mesh import Sharding
-from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.ops.dtypes import STORED
 from dynaxla.runtime.client import Buffer
 from dynaxla.runtime.mesh_devices import sharding_of
 from dynaxla.runtime.transfers import buffer_bytes
@@ -224,7 +224,7 @@ class HostSources:
 
 def stored_spec(spec: TensorSpec) -> TensorSpec:
     """The array that a memory has for a tensor: itself, or its bytes where no program takes its dtype."""
-    return spec if spec.dtype in XLA_DTYPES else TensorSpec((spec.nbytes,), torch.uint8)
+    return spec if spec.dtype in STORED else TensorSpec((spec.nbytes,), torch.uint8)
 
 
 class _Live:

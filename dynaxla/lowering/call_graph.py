@@ -20,6 +20,8 @@ from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 from dynaxla.types import DONATED, DTYPE_NAMES, TensorSpec
 
 _ELEMENTS = DTYPE_NAMES | {
+    torch.float8_e4m3fn: "f8E4M3FN",
+    torch.float8_e5m2: "f8E5M2",
     torch.uint8: "ui8",
     torch.bool: "i1",
     torch.complex64: "complex<f32>",

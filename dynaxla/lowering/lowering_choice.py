@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.lowering.call_graph import op_call
+from dynaxla.ops.dtypes import FLOAT8
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
@@ -80,9 +81,7 @@ def reason_for_jax(node: Node) -> str | None:
     return None
 
 
-_ODD = frozenset(
-    {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
-)
+_ODD = FLOAT8 | {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, XLA_DTYPES
+from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, STORED, XLA_DTYPES
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -26,13 +26,13 @@ OPS = OpFamily()
 _NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 
 
-@OPS.op(aten.clone.default, pad=elementwise_rules.elementwise)
+@OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, dtypes=STORED)
 def clone(self: jax.Array, memory_format: torch.memory_format | None = None) -> jax.Array:
     del memory_format  # strides are restored when the value leaves the compiled part
     return self
 
 
-@OPS.op(BARRIER, pad=elementwise_rules.elementwise)
+@OPS.op(BARRIER, pad=elementwise_rules.elementwise, dtypes=STORED)
 def barrier(x: jax.Array) -> jax.Array:
     """Gives its operand; XLA's CPU compiler removes the barrier before it fuses ops."""
     return lax.optimization_barrier(x)  # type: ignore[no-any-return]
@@ -70,7 +70,7 @@ def unshard(x: jax.Array, axis: str) -> jax.Array:
     return x
 
 
-@OPS.op(aten.copy.default, pad=elementwise_rules.elementwise)
+@OPS.op(aten.copy.default, pad=elementwise_rules.elementwise, dtypes=STORED)
 def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
     del non_blocking
     return jnp.broadcast_to(cast(src, torch_dtype(self)), self.shape)
@@ -103,12 +103,12 @@ _FINDINGS_OF_CONVERSIONS = (
 )
 
 
-@OPS.op(prims.convert_element_type.default, torch_mlir=_FINDINGS_OF_CONVERSIONS)
+@OPS.op(prims.convert_element_type.default, dtypes=STORED, torch_mlir=_FINDINGS_OF_CONVERSIONS)
 def convert_element_type(a: jax.Array, dtype: torch.dtype) -> jax.Array:
     return cast(a, dtype)
 
 
-@OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, torch_mlir=_FINDINGS_OF_CONVERSIONS)
+@OPS.op(aten._to_copy.default, pad=elementwise_rules.elementwise, dtypes=STORED, torch_mlir=_FINDINGS_OF_CONVERSIONS)
 def to_copy(self: jax.Array, dtype: torch.dtype | None = None, **placement: object) -> jax.Array:
     """Changes the dtype; ignores `placement` (layout, device, pin_memory, non_blocking, memory_format)."""
     del placement

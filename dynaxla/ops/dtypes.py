@@ -19,4 +19,7 @@ WIDE_REAL = INTEGERS | WIDE_FLOATS
 NUMBERS = INTEGERS_WITHOUT_BOOL | INEXACT
 WIDE_NUMBERS = INTEGERS_WITHOUT_BOOL | WIDE_INEXACT
 XLA_DTYPES = INTEGERS | INEXACT
-"""The dtypes of an executable's inputs and outputs."""
+"""The dtypes of numbers that programs compute with."""
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+STORED = XLA_DTYPES | FLOAT8
+"""The dtypes of an executable's inputs and outputs. Numbers of float8 are moved, chosen and converted, nothing else."""

@@ -19,7 +19,7 @@ from dynaxla.torch_api.symbols import example
 def overflows(number: complex, dtype: torch.dtype) -> bool:
     """Whether torch refuses to convert a plain number to a dtype ("value cannot be converted to type ... without overflow").
 
-    Floats take infinities and NaN. Unsigned integers take negative numbers down to minus their largest.
+    Floats take infinities, if they have them, and NaN. Unsigned integers take negative numbers down to minus their largest.
     """
     if dtype is torch.bool:
         return False
@@ -29,7 +29,9 @@ def overflows(number: complex, dtype: torch.dtype) -> bool:
     if isinstance(number, complex):
         return number.imag != 0 or overflows(number.real, dtype)
     if dtype.is_floating_point:
-        return not (isinstance(number, float) and not math.isfinite(number)) and abs(number) > torch.finfo(dtype).max
+        if isinstance(number, float) and not math.isfinite(number):
+            return math.isinf(number) and dtype is torch.float8_e4m3fn
+        return abs(number) > torch.finfo(dtype).max
     limits = torch.iinfo(dtype)
     lowest = limits.min if limits.min < 0 else -limits.max
     return not lowest <= number <= limits.max

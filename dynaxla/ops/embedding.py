@@ -18,6 +18,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import segments as segments_rules
 from dynaxla.custom_ops.schema import argument
 from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.eager_errors import check_all, check_inexact, check_rank, check_rows
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -43,7 +44,7 @@ def check_last_offset(node: torch.fx.Node) -> str | None:
 SUM, MEAN, MAX = range(3)  # torch's numbers of the bag reductions
 
 
-@OPS.op(aten.embedding.default, check=check_rows, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
+@OPS.op(aten.embedding.default, dtypes=STORED, check=check_rows, pad=indexing_rules.embedding, limits=OUT_OF_RANGE)
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:

@@ -20,6 +20,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
+from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, reason_no_places
 from dynaxla.ops.insertion_points import insertion_points
 from dynaxla.ops.promotion import JNP_DTYPES
@@ -106,6 +107,7 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
 @OPS.op(
     aten.index.Tensor,
     aten._unsafe_index.Tensor,
+    dtypes=STORED,
     check=check_all(check_no_mask, check_places),
     pad=indexing_rules.index,
     limits=NO_MASK,
@@ -130,6 +132,7 @@ def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: Scalar) 
 
 @OPS.op(
     aten.index_select.default,
+    dtypes=STORED,
     check=check_all(check_index, check_places_of_dim),
     pad=indexing_rules.index_select,
     limits=OUT_OF_RANGE_READ,

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
-from dynaxla.ops.dtypes import INTEGERS, INTEGERS_WITHOUT_BOOL, REAL
+from dynaxla.ops.dtypes import INTEGERS, INTEGERS_WITHOUT_BOOL, REAL, STORED
 from dynaxla.ops.eager_errors import check_real_number
 from dynaxla.ops.promotion import Operand, cast, elementwise, promote
 from dynaxla.ops.record import Body, OpFamily
@@ -84,7 +84,12 @@ def right_shift(self: Operand, other: Operand) -> jax.Array:
 
 
 @OPS.op(
-    aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, pad=elementwise_rules.elementwise
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    dtypes=STORED,
+    pad=elementwise_rules.elementwise,
 )
 def where(condition: jax.Array, self: Operand, other: Operand) -> jax.Array:
     kept, replacement = promote(self, other)

@@ -15,7 +15,7 @@ from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import padding as padding_rules
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
-from dynaxla.ops.dtypes import NUMBERS
+from dynaxla.ops.dtypes import NUMBERS, STORED
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.record import Body, OpFamily
 
@@ -25,7 +25,7 @@ OPS = OpFamily()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, check=check_numbers_fit("value"), pad=padding_rules.pad)
+@OPS.op(aten.constant_pad_nd.default, dtypes=STORED, check=check_numbers_fit("value"), pad=padding_rules.pad)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):

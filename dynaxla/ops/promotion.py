@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from dynaxla.ops.dtypes import FLOAT8
 from dynaxla.ops.record import Body
 
 JNP_DTYPES = {
@@ -20,6 +21,8 @@ JNP_DTYPES = {
     torch.float32: jnp.float32,
     torch.float16: jnp.float16,
     torch.bfloat16: jnp.bfloat16,
+    torch.float8_e4m3fn: jnp.float8_e4m3fn,
+    torch.float8_e5m2: jnp.float8_e5m2,
     torch.int64: jnp.int64,
     torch.int32: jnp.int32,
     torch.int16: jnp.int16,
@@ -94,11 +97,25 @@ def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
     if source.is_complex and not dtype.is_complex and dtype != torch.bool:
         operand = operand.real
         source = torch_dtype(operand)
+    if FLOAT8 & {source, dtype}:
+        return _cast_float8(operand, dtype)
     is_narrow_integer = not (dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64))
     if source.is_floating_point and is_narrow_integer:
         # Torch goes through int64, so -1.0 becomes 255 in uint8; XLA alone would saturate to 0.
         operand = operand.astype(jnp.int64)
     return operand.astype(JNP_DTYPES[dtype])
+
+
+def _cast_float8(operand: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Casts to or from float8 by way of float32, as torch does: what is beyond the range of a dtype without infinity is its
+    largest number."""
+    wide = operand.astype(jnp.float32)
+    if dtype not in FLOAT8:
+        return cast(wide, dtype)
+    if dtype == torch.float8_e4m3fn:
+        most = torch.finfo(dtype).max
+        wide = jnp.where(wide != wide, wide, jnp.clip(wide, -most, most))
+    return wide.astype(JNP_DTYPES[dtype])
 
 
 def promote(*operands: Operand) -> tuple[jax.Array, ...]:

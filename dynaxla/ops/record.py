@@ -73,10 +73,15 @@ class Record:
 
 
 class OpFamily:
-    """The records of one module, in order; the decorator `op` adds a body's records."""
+    """The records of one module, in order; the decorator `op` adds a body's records.
 
-    def __init__(self) -> None:
+    Args:
+        dtypes: those of records that name none; None: all that programs compute with.
+    """
+
+    def __init__(self, dtypes: Iterable[torch.dtype] | None = None) -> None:
         self._records: list[Record] = []
+        self._dtypes = dtypes
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -98,7 +103,8 @@ class OpFamily:
         Args:
             torch_mlir: findings about some calls; those about all calls of an overload are in torch_mlir_verdicts.tsv.
         """
-        covered = None if dtypes is None else frozenset(dtypes)
+        named = self._dtypes if dtypes is None else dtypes
+        covered = None if named is None else frozenset(named)
 
         def register(body: _Function) -> _Function:
             for target in targets:

@@ -18,6 +18,7 @@ from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axis_of, slice_bounds, strided_positions
+from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.eager_errors import reason_not_of_shape
 from dynaxla.ops.indexing import subscript_of_axis
 from dynaxla.ops.record import OpFamily
@@ -63,7 +64,13 @@ def check_diagonal(node: Node) -> str | None:
     return reason_not_of_shape(given["src"].meta["val"], torch.diagonal(x, given["offset"], *dims).shape)
 
 
-@OPS.op(aten.select_scatter.default, check=check_position, pad=scattering_rules.select_scatter, as_aten=decompose)
+@OPS.op(
+    aten.select_scatter.default,
+    dtypes=STORED,
+    check=check_position,
+    pad=scattering_rules.select_scatter,
+    as_aten=decompose,
+)
 def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     return x.at[(slice(None),) * axis + (index,)].set(src)
@@ -71,6 +78,7 @@ def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Ar
 
 @OPS.op(
     aten.slice_scatter.default,
+    dtypes=STORED,
     check=check_slice,
     pad=scattering_rules.slice_scatter,
     as_aten=aten_forms.slice_scatter,
@@ -85,7 +93,7 @@ def slice_scatter(
     return x.at[(slice(None),) * axis + (slice(first, last, step),)].set(src)
 
 
-@OPS.op(aten.diagonal_scatter.default, check=check_diagonal, pad=diagonals_rules.diagonal_scatter)
+@OPS.op(aten.diagonal_scatter.default, dtypes=STORED, check=check_diagonal, pad=diagonals_rules.diagonal_scatter)
 def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     moved = jnp.moveaxis(x, (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)), (-2, -1))
     steps = jnp.arange(src.shape[-1])
@@ -102,12 +110,12 @@ def as_strided_scatter(
     return x.reshape(-1).at[where].set(src, mode="promise_in_bounds").reshape(x.shape)
 
 
-@OPS.op(WINDOW)
+@OPS.op(WINDOW, dtypes=STORED)
 def window(x: jax.Array, starts: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return lax.dynamic_slice(x, list(starts), tuple(sizes))
 
 
-@OPS.op(WINDOW_SCATTER)
+@OPS.op(WINDOW_SCATTER, dtypes=STORED)
 def window_scatter(x: jax.Array, piece: jax.Array, starts: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(x, piece, list(starts))
 

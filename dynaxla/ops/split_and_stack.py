@@ -14,6 +14,7 @@ from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axis_of, slice_axis
+from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.promotion import cast, torch_dtype
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.views import Arrays, Ints, select
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten.cat.default, pad=indexing_rules.concatenate)
+@OPS.op(aten.cat.default, dtypes=STORED, pad=indexing_rules.concatenate)
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     """All operands count for the dtype; an empty 1-d tensor is skipped whatever the other shapes, as in torch."""
     dtype = torch_dtype(tensors[0])
@@ -32,7 +33,7 @@ def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.concatenate([cast(part, dtype) for part in parts], axis_of(dim, parts[0].ndim))
 
 
-@OPS.op(aten.stack.default, aten._stack.default, pad=split_and_stack_rules.stack)
+@OPS.op(aten.stack.default, aten._stack.default, dtypes=STORED, pad=split_and_stack_rules.stack)
 def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     axis = axis_of(dim, tensors[0].ndim + 1)
     return cat([jnp.expand_dims(tensor, axis) for tensor in tensors], axis)
@@ -42,6 +43,7 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
+    dtypes=STORED,
     pad=split_and_stack_rules.split,
     as_aten=aten_forms.split_with_sizes,
 )
@@ -55,6 +57,7 @@ def split_with_sizes(x: jax.Array, split_sizes: Ints, dim: int = 0) -> Arrays:
     aten.split.Tensor,
     aten.split_copy.Tensor,
     aten.unsafe_split.Tensor,
+    dtypes=STORED,
     pad=split_and_stack_rules.split,
     as_aten=aten_forms.split,
 )
@@ -66,12 +69,14 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> Arrays:
     return split_with_sizes(x, [min(split_size, size - start) for start in starts], dim)
 
 
-@OPS.op(aten.unbind.int, aten.unbind_copy.int, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind)
+@OPS.op(
+    aten.unbind.int, aten.unbind_copy.int, dtypes=STORED, pad=split_and_stack_rules.unbind, as_aten=aten_forms.unbind
+)
 def unbind(x: jax.Array, dim: int = 0) -> Arrays:
     return tuple(select(x, dim, index) for index in range(x.shape[axis_of(dim, x.ndim)]))
 
 
-@OPS.op(aten.repeat.default, pad=split_and_stack_rules.repeat)
+@OPS.op(aten.repeat.default, dtypes=STORED, pad=split_and_stack_rules.repeat)
 def repeat(x: jax.Array, repeats: Ints) -> jax.Array:
     return jnp.tile(x.reshape((1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
 
@@ -81,7 +86,7 @@ def flip(x: jax.Array, dims: Ints) -> jax.Array:
     return lax.rev(x, [axis_of(d, x.ndim) for d in dims]) if x.ndim else x
 
 
-@OPS.op(aten.roll.default, pad=split_and_stack_rules.roll)
+@OPS.op(aten.roll.default, dtypes=STORED, pad=split_and_stack_rules.roll)
 def roll(x: jax.Array, shifts: int | Ints, dims: int | Ints = ()) -> jax.Array:
     steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     axes = (dims,) if isinstance(dims, int) else tuple(dims)

@@ -23,12 +23,12 @@ from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import as_vector, axis_of, is_complex, slice_axis, slice_bounds, strided_positions
-from dynaxla.ops.dtypes import NUMBERS
+from dynaxla.ops.dtypes import NUMBERS, STORED
 from dynaxla.ops.promotion import JNP_DTYPES, torch_dtype
 from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = OpFamily()
+OPS = OpFamily(STORED)
 OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
 
 

@@ -184,7 +184,7 @@ def test_attention_weights(recorder: Recorder) -> None:
 
 @pytest.mark.long
 def test_a_quantized_cache_needs_programs_by_the_logarithm_of_its_length(recorder: Recorder) -> None:
-    """8-bit floats are no dtype of a program: what is made of them runs in eager, between parts that keep their buckets."""
+    """Its 8-bit floats are stored, cut and converted in the parts."""
     settings = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
     net = FAMILIES["llama"].net()
     run = _with(**settings)
@@ -195,4 +195,4 @@ def test_a_quantized_cache_needs_programs_by_the_logarithm_of_its_length(recorde
     after = recorder.snapshot()
     assert after.compiles - before.compiles <= 20
     assert after.exact_shapes == before.exact_shapes
-    assert all("float8_e4m3fn" in line for line in after.fallbacks[len(before.fallbacks) :])
+    assert after.fallbacks[len(before.fallbacks) :] == ()
