@@ -14,6 +14,8 @@ RELATIVE = {
     torch.float32: 1e-4,
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
+    torch.float8_e4m3fn: 0.125,  # the step from one number to the next
+    torch.float8_e5m2: 0.25,
     torch.complex64: 1e-4,
     torch.complex128: 1e-9,
 }

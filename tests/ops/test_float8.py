@@ -92,13 +92,16 @@ def test_conversions_of_float8(dtype: torch.dtype, recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_a_fused_conversion_is_that_of_memory(dtype: torch.dtype) -> None:
-    def scaled(x: Tensor, scale: Tensor) -> Tensor:
-        return (x * scale).to(dtype).to(torch.float32) / scale
+    def scaled(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        stored = (x * scale).to(dtype)
+        return stored, stored.to(torch.float32) / scale
 
     x, scale = torch.randn(64, 8) * 300, torch.tensor(1.7)
     compiled = torch.compile(scaled, backend="dynaxla", dynamic=True)
     for rows in (3, 17, 64):
-        assert_close(compiled(x[:rows], scale), scaled(x[:rows], scale))
+        stored, read = compiled(x[:rows], scale)
+        assert_close(stored, scaled(x[:rows], scale)[0])
+        assert_close(read, stored.float() / scale)
 
 
 def test_numbers_that_float8_does_not_hold_raise_as_in_eager() -> None:
