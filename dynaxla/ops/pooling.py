@@ -222,6 +222,8 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
 
 
 def _reduce(x: Array, windows: _Windows, start: float | int, combine: Callable[..., Array]) -> Array:
+    if max(windows.kernel, default=0) > _COMBINED_AT_ONCE:
+        return windows.reduce(x, start, combine)
     by_elements, by_windows = (
         functools.partial(method, start=start, combine=combine) for method in (windows.combine_elements, windows.reduce)
     )
@@ -240,7 +242,8 @@ def _places(x: Array, windows: _Windows, lowest: float | int, most: int = _SEARC
     positions = jnp.arange(math.prod(windows.space), dtype=jnp.int32).reshape(windows.space)
     values, places = windows.pad(x, lowest), windows.pad(positions, -1)
     for axes in windows.group_axes(most):
-        values, places = _best_along(axes, values, places, windows)
+        is_long = len(axes) == 1 and windows.kernel[axes.start] > _SEARCHED_AT_ONCE
+        values, places = (_best_of_long if is_long else _best_along)(axes, values, places, windows)
     return jnp.broadcast_to(places, values.shape).astype(jnp.int64)
 
 
@@ -258,6 +261,37 @@ def _best_along(axes: range, values: Array, places: Array, windows: _Windows) ->
     # Without it, XLA computes these again for each offset along the next axis.
     found: tuple[Array, Array] = lax.optimization_barrier((best, place))
     return found
+
+
+def _best_of_long(axes: range, values: Array, places: Array, windows: _Windows) -> tuple[Array, Array]:
+    """As `_best_along`, by a loop in the program: the compiler's time grows with the square of what is written out."""
+    (axis,) = axes
+    lead = values.ndim - len(windows.space)
+    kernel, stride, dilation = (
+        [1] * (lead + axis) + [setting[axis]] + [1] * (len(windows.space) - axis - 1)
+        for setting in (windows.kernel, windows.stride, windows.dilation)
+    )
+    rows = [slice(None)] * (lead + axis) + [slice(0, windows.outputs[axis])]
+    value, place = lax.reduce_window(
+        (values, jnp.broadcast_to(places, values.shape)),
+        (jnp.asarray(lowest_of(values), values.dtype), jnp.asarray(-1, places.dtype)),
+        _better,
+        tuple(kernel),
+        tuple(stride),
+        "VALID",
+        window_dilation=tuple(dilation),
+    )
+    return value[tuple(rows)], place[tuple(rows)]
+
+
+def _better(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The larger of two values and its place, in any order: the first of equal values, the last NaN, no padding."""
+    (one, here), (other, there) = left, right
+    is_nan, was_nan = other != other, one != one
+    is_larger = (other > one) | (is_nan & ~was_nan)
+    is_tie = jnp.where(is_nan & was_nan, there > here, (other == one) & (there < here))
+    chosen = (there >= 0) & ((here < 0) | is_larger | is_tie)
+    return jnp.where(chosen, other, one), jnp.where(chosen, there, here)
 
 
 def _scatter_back(grad: Array, x: Array, indices: Array, dims: int) -> Array:

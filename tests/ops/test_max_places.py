@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dynaxla.observe.recorder import Recorder
 from dynaxla.ops import pooling
+from tests.tolerances import assert_close
 
 WINDOWS = [
     ([3, 3], [2, 2], [1, 1], [1, 1]),
@@ -18,6 +21,9 @@ WINDOWS = [
     ([4, 7], [2, 1], [1, 3], [2, 1]),
     ([2, 3, 4], [1, 2, 2], [1, 0, 2], [1, 1, 1]),
     ([3, 1, 3], [2, 1, 1], [0, 0, 1], [2, 1, 2]),
+    ([1, 40], [1, 3], [0, 5], [1, 1]),
+    ([35, 2], [4, 1], [3, 1], [2, 1]),
+    ([33, 34], [2, 1], [0, 1], [1, 2]),
 ]
 
 
@@ -26,7 +32,8 @@ WINDOWS = [
 def test_searches_agree_with_eager(
     kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool
 ) -> None:
-    x = torch.randint(-2, 3, (2, 3, *(9 for _ in kernel))).double()
+    sizes = [max(9, gap * (k - 1) + 4) for k, gap in zip(kernel, dilation, strict=True)]
+    x = torch.randint(-2, 3, (2, 3, *sizes)).double()
     x[torch.rand(x.shape) < 0.1] = math.nan
     x[torch.rand(x.shape) < 0.3] = -math.inf
     pool = F.max_pool2d if len(kernel) == 2 else F.max_pool3d
@@ -45,3 +52,24 @@ def test_axes_are_grouped_while_few_elements_are_searched() -> None:
     assert groups[9] == [[2], [0, 1]]
     assert groups[10] == groups[29] == [[1, 2], [0]]
     assert groups[30] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("pool", [F.max_pool1d, F.avg_pool1d])
+def test_a_window_over_a_whole_sequence_is_a_loop(pool: Callable[..., torch.Tensor], recorder: Recorder) -> None:
+    """Written out, 5,000 elements would take the compiler hours."""
+
+    def head(x: torch.Tensor) -> torch.Tensor:
+        return pool(x.sin(), x.shape[-1]).squeeze(-1)
+
+    compiled = torch.compile(head, backend="dynaxla", dynamic=False)
+    x = torch.randn(2, 3, 5000)
+    ours, eager = (x.clone().requires_grad_() for _ in range(2))
+    with recorder.expect(eager_ops=0):
+        result = compiled(ours)
+        result.sum().backward()
+    head(eager).sum().backward()
+    assert_close(result, head(x))
+    for_ours, for_eager = ours.grad, eager.grad
+    assert for_ours is not None
+    assert for_eager is not None
+    assert_close(for_ours, for_eager)
