@@ -161,7 +161,7 @@ def embedding_bag_forward_only(
     return output, bag, padded, chosen if mode == MAX else sizes
 
 
-@OPS.op(aten._embedding_bag_dense_backward.default, limits=OUT_OF_RANGE)
+@OPS.op(aten._embedding_bag_dense_backward.default, pad=segments_rules.embedding_bag_backward, limits=OUT_OF_RANGE)
 def embedding_bag_dense_backward(
     grad: Array,
     indices: Array,
@@ -191,7 +191,12 @@ def embedding_bag_dense_backward(
     return table.at[indices].add(kept).astype(grad.dtype)
 
 
-@OPS.op(aten._embedding_bag_backward.default, check=check_dense, limits="no sparse gradient")
+@OPS.op(
+    aten._embedding_bag_backward.default,
+    check=check_dense,
+    pad=segments_rules.embedding_bag_backward,
+    limits="no sparse gradient",
+)
 def embedding_bag_backward(
     grad: Array,
     indices: Array,
@@ -212,7 +217,11 @@ def embedding_bag_backward(
     return embedding_bag_dense_backward(grad, indices, bag, bag_size, maximum_indices, *settings)
 
 
-@OPS.op(aten._embedding_bag_per_sample_weights_backward.default, limits=OUT_OF_RANGE)
+@OPS.op(
+    aten._embedding_bag_per_sample_weights_backward.default,
+    pad=segments_rules.embedding_bag_per_sample_weights_backward,
+    limits=OUT_OF_RANGE,
+)
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:

@@ -209,6 +209,16 @@ def _bags(op: Callable[..., Any]) -> Callable[..., Any]:
     return add_up
 
 
+def _bag_gradient(op: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """The gradient of a table, whose number of rows is the argument at a place: items behind the last row are dropped."""
+
+    def add_up(*args: Any) -> Tensor:
+        rows = args[place]
+        return op(*args[:place], rows + 1, *args[place + 1 :])[:rows]
+
+    return add_up
+
+
 def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     taken = [i for i, entry in enumerate(indices) if entry is not None]
     if any(indices[i].dtype in (torch.bool, torch.uint8) for i in taken):  # type: ignore[union-attr]
@@ -279,6 +289,8 @@ OTHERWISE: Mapping[Any, Callable[..., Any]] = {
     },
     **{op: _fill(op) for op in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
     **{op: _bags(op) for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)},
+    aten._embedding_bag_backward.default: _bag_gradient(aten._embedding_bag_backward.default, 6),
+    aten._embedding_bag_dense_backward.default: _bag_gradient(aten._embedding_bag_dense_backward.default, 5),
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.adaptive_max_pool2d_backward.default: _pool_backward(aten.adaptive_max_pool2d_backward.default, 2),
     aten.adaptive_max_pool3d_backward.default: _pool_backward(aten.adaptive_max_pool3d_backward.default, 3),

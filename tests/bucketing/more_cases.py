@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
@@ -9,6 +12,7 @@ from tests.bucketing.data_cases import distinct
 from tests.bucketing.plain_cases import floats, ints, lengths
 from tests.bucketing.poison import Case, Make, case
 
+aten = torch.ops.aten
 DOUBLE = torch.float64
 
 
@@ -69,6 +73,30 @@ def _bags(items: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor, mode
     return F.embedding_bag(items, weight, offsets.sort()[0] - offsets.min(), mode=mode)
 
 
+def _bag_gradients(mode: int, padding: int = -1, by_count: bool = False, last: bool = False) -> Callable[..., Any]:
+    """Gradients of the table, and of weights of items where there are any; sums, means, maxima."""
+
+    def gradients(
+        items: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> Any:
+        starts = offsets.sort()[0] - offsets.min()
+        if last:
+            starts = torch.cat([starts, starts.new_full((1,), items.shape[0])])
+        bags, *found = aten._embedding_bag(table, items, starts, by_count, mode, False, weights, last, padding)
+        grad = bags.sin()
+        settings = (table.shape[0], by_count, mode)
+        made = [aten._embedding_bag_backward(grad, items, starts, *found, *settings, False, weights, padding)]
+        if found[0].shape[0]:
+            made.append(aten._embedding_bag_dense_backward(grad, items, *found, *settings, weights, padding))
+        if weights is not None:
+            made.append(
+                aten._embedding_bag_per_sample_weights_backward(grad, table, items, starts, found[0], mode, padding)
+            )
+        return made
+
+    return gradients
+
+
 EXPERTS = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(3, 16, 8).bfloat16())])
 
 
@@ -104,6 +132,34 @@ GROUPS = [
             floats(4, 6),
         )
         for mode in ("sum", "mean", "max")
+    ],
+    *[
+        case(
+            "embedding_bag_backward",
+            f"bag_gradients_{name}",
+            function,
+            ints(None, low=0, high=4),
+            lambda s: torch.randint(0, s, (s + 2,)),
+            floats(4, 6),
+        )
+        for name, function in {
+            "sum": _bag_gradients(0),
+            "mean": _bag_gradients(1, padding=2),
+            "max": _bag_gradients(2),
+            "counted": _bag_gradients(0, by_count=True, last=True),
+        }.items()
+    ],
+    *[
+        case(
+            "embedding_bag_per_sample_weights_backward",
+            f"bag_gradients_weighted_{name}",
+            function,
+            ints(None, low=0, high=4),
+            lambda s: torch.randint(0, s, (3,)),
+            floats(4, 6),
+            floats(None),
+        )
+        for name, function in {"all": _bag_gradients(0), "some": _bag_gradients(0, padding=2, last=True)}.items()
     ],
     case(
         "embedding_bag",
