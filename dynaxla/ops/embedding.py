@@ -26,6 +26,7 @@ from dynaxla.ops.record import OpFamily
 aten = torch.ops.aten
 OPS = OpFamily()
 OUT_OF_RANGE = "an index out of range gives NaN where values are not checked"
+_BY_FREQUENCY = "`scale_grad_by_freq` divides by each row's own count; torch's CPU kernel takes that of another row"
 
 
 def check_dense(node: torch.fx.Node) -> str | None:
@@ -195,7 +196,7 @@ def embedding_bag_dense_backward(
     aten._embedding_bag_backward.default,
     check=check_dense,
     pad=segments_rules.embedding_bag_backward,
-    limits="no sparse gradient",
+    limits=f"no sparse gradient; {_BY_FREQUENCY}",
 )
 def embedding_bag_backward(
     grad: Array,

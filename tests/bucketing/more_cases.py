@@ -73,7 +73,7 @@ def _bags(items: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor, mode
     return F.embedding_bag(items, weight, offsets.sort()[0] - offsets.min(), mode=mode)
 
 
-def _bag_gradients(mode: int, padding: int = -1, by_count: bool = False, last: bool = False) -> Callable[..., Any]:
+def _bag_gradients(mode: int, padding: int = -1, last: bool = False) -> Callable[..., Any]:
     """Gradients of the table, and of weights of items where there are any; sums, means, maxima."""
 
     def gradients(
@@ -82,9 +82,9 @@ def _bag_gradients(mode: int, padding: int = -1, by_count: bool = False, last: b
         starts = offsets.sort()[0] - offsets.min()
         if last:
             starts = torch.cat([starts, starts.new_full((1,), items.shape[0])])
-        bags, *found = aten._embedding_bag(table, items, starts, by_count, mode, False, weights, last, padding)
+        bags, *found = aten._embedding_bag(table, items, starts, False, mode, False, weights, last, padding)
         grad = bags.sin()
-        settings = (table.shape[0], by_count, mode)
+        settings = (table.shape[0], False, mode)
         made = [aten._embedding_bag_backward(grad, items, starts, *found, *settings, False, weights, padding)]
         if found[0].shape[0]:
             made.append(aten._embedding_bag_dense_backward(grad, items, *found, *settings, weights, padding))
@@ -146,7 +146,7 @@ GROUPS = [
             "sum": _bag_gradients(0),
             "mean": _bag_gradients(1, padding=2),
             "max": _bag_gradients(2),
-            "counted": _bag_gradients(0, by_count=True, last=True),
+            "to_the_last": _bag_gradients(0, last=True),
         }.items()
     ],
     *[
