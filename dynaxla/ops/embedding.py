@@ -162,7 +162,11 @@ def embedding_bag_forward_only(
     return output, bag, padded, chosen if mode == MAX else sizes
 
 
-@OPS.op(aten._embedding_bag_dense_backward.default, pad=segments_rules.embedding_bag_backward, limits=OUT_OF_RANGE)
+@OPS.op(
+    aten._embedding_bag_dense_backward.default,
+    pad=segments_rules.embedding_bag_backward,
+    limits=f"{OUT_OF_RANGE}; {_BY_FREQUENCY}",
+)
 def embedding_bag_dense_backward(
     grad: Array,
     indices: Array,
