@@ -16,13 +16,13 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, default_dtype
-from dynaxla.ops.dtypes import STORED
+from dynaxla.ops.dtypes import STORED, XLA_DTYPES
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
-OPS = OpFamily()
+OPS = OpFamily(STORED)
 
 
 Size = Sequence[int]
@@ -34,18 +34,18 @@ def fill_tensor(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Arr
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full.default, check=check_numbers_fit("fill_value"), dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, fill_value, dtype or default_dtype(fill_value))
 
 
-@OPS.op(aten.zeros.default, aten._efficientzerotensor.default, dtypes=STORED, pad=indexing_rules.creation)
-@OPS.op(aten.empty.memory_format, dtypes=STORED, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.zeros.default, aten._efficientzerotensor.default, pad=indexing_rules.creation)
+@OPS.op(aten.empty.memory_format, pad=indexing_rules.creation, limits="gives zeros")
 def zeros(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, 0, dtype)
 
 
-@OPS.op(aten.ones.default, dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.ones.default, pad=indexing_rules.creation)
 def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, 1, dtype)
 
@@ -53,7 +53,6 @@ def ones(size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Ar
 @OPS.op(
     aten.empty_strided.default,
     aten.empty_permuted.default,
-    dtypes=STORED,
     pad=indexing_rules.creation,
     limits="gives zeros",
 )
@@ -67,48 +66,48 @@ def filled_like(x: jax.Array, size: Size, value: Scalar, dtype: torch.dtype | No
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full_like.default, check=check_numbers_fit("fill_value"), dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.full_like.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def full_like(x: jax.Array, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, fill_value, dtype)
 
 
-@OPS.op(aten.zeros_like.default, dtypes=STORED, pad=indexing_rules.creation)
-@OPS.op(aten.empty_like.default, dtypes=STORED, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.zeros_like.default, pad=indexing_rules.creation)
+@OPS.op(aten.empty_like.default, pad=indexing_rules.creation, limits="gives zeros")
 def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 0, dtype)
 
 
-@OPS.op(aten.ones_like.default, dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.ones_like.default, pad=indexing_rules.creation)
 def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, x.shape, 1, dtype)
 
 
-@OPS.op(aten.new_full.default, check=check_numbers_fit("fill_value"), dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.new_full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
 def new_full(
     x: jax.Array, size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
     return filled_like(x, size, fill_value, dtype)
 
 
-@OPS.op(aten.new_zeros.default, dtypes=STORED, pad=indexing_rules.creation)
-@OPS.op(aten.new_empty.default, dtypes=STORED, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.new_zeros.default, pad=indexing_rules.creation)
+@OPS.op(aten.new_empty.default, pad=indexing_rules.creation, limits="gives zeros")
 def new_zeros(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 0, dtype)
 
 
-@OPS.op(aten.new_empty_strided.default, dtypes=STORED, pad=indexing_rules.creation, limits="gives zeros")
+@OPS.op(aten.new_empty_strided.default, pad=indexing_rules.creation, limits="gives zeros")
 def new_empty_strided(
     x: jax.Array, size: Size, stride: Size, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:
     return filled_like(x, size, 0, dtype)
 
 
-@OPS.op(aten.new_ones.default, dtypes=STORED, pad=indexing_rules.creation)
+@OPS.op(aten.new_ones.default, pad=indexing_rules.creation)
 def new_ones(x: jax.Array, size: Size, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return filled_like(x, size, 1, dtype)
 
 
-@OPS.op(aten.scalar_tensor.default, check=check_numbers_fit("s"), dtypes=STORED, pad=indexing_rules.scalar_tensor)
+@OPS.op(aten.scalar_tensor.default, check=check_numbers_fit("s"), pad=indexing_rules.scalar_tensor)
 def scalar_tensor(s: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor((), s, dtype)
 
@@ -130,11 +129,11 @@ def _on_triangle(x: jax.Array, diagonal: int, lower: bool) -> jax.Array:
     return jnp.where(kept, x, jnp.zeros((), x.dtype))
 
 
-@OPS.op(aten.tril.default, pad=diagonals_rules.triangle)
+@OPS.op(aten.tril.default, dtypes=XLA_DTYPES, pad=diagonals_rules.triangle)
 def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=True)
 
 
-@OPS.op(aten.triu.default, pad=diagonals_rules.triangle)
+@OPS.op(aten.triu.default, dtypes=XLA_DTYPES, pad=diagonals_rules.triangle)
 def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
     return _on_triangle(x, diagonal, lower=False)
