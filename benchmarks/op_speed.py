@@ -1,5 +1,5 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-trigonometric functions, powers and the indices of max pooling.
+trigonometric functions, powers, and pooling.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -22,6 +22,11 @@ from dynaxla.bench.cases import Case, Run
 _WIDTH = 8
 
 
+def pool(x: torch.Tensor, kind: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Pools windows of 3 x 3, at every second element, of images that are rows of x, eight elements wide."""
+    return kind(x.unflatten(-1, (-1, _WIDTH)).unsqueeze(1), 3, 2, 1)
+
+
 def max_places(x: torch.Tensor, window: int) -> torch.Tensor:
     """The largest elements' places in square windows around each element of images that are rows of x, eight elements wide."""
     images = x.unflatten(-1, (-1, _WIDTH)).unsqueeze(1)
@@ -37,6 +42,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tan": torch.tan,
     "atan2": lambda x: torch.atan2(x, x + 1),
     "pow": lambda x: x.abs() ** 2.5,
+    "max_pool": lambda x: pool(x, F.max_pool2d),
+    "avg_pool": lambda x: pool(x, F.avg_pool2d),
     "max_pool_3": lambda x: max_places(x, 3),
     "max_pool_13": lambda x: max_places(x, 13),
 }

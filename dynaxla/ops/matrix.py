@@ -74,7 +74,7 @@ def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return cast(wide_product(self, mat2), torch_dtype(self))
 
 
-@OPS.op(aten.vdot.default, check=check_one_dtype, dtypes=NUMBERS, as_aten=decompose)
+@OPS.op(aten.vdot.default, check=check_one_dtype, dtypes=NUMBERS, pad=matmul_rules.product, as_aten=decompose)
 def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
     return mm(jnp.conj(self), other)
 

@@ -111,6 +111,7 @@ def _experts(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 GROUPS = [
+    case("product", "vdot", lambda x, y: torch.vdot(x, y), complexes(None), complexes(None)),
     case(
         "embedding_bag",
         "bags_weighted",

@@ -17,7 +17,7 @@ _BY_PRODUCT, _BY_GAPS = 1, 2  # cdist's compute_mode
 
 @takes(beta=CONSTANT, alpha=CONSTANT)
 def product(call: RuleContext) -> PaddedValue:
-    """mm, bmm, addmm, mv, dot: padding along the contracted dim is set to zero, as zero times NaN is NaN."""
+    """mm, bmm, addmm, mv, dot, vdot: padding along the contracted dim is set to zero, as zero times NaN is NaN."""
     names = [name for name, value in call.given.items() if isinstance(value, PaddedValue)]
     left_name, right_name = names[-2:]
     inner, outer = len(call[left_name].dims) - 1, max(len(call[right_name].dims) - 2, 0)
