@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.table import core_table
 from tests.ops.rule_check import refusal
 
@@ -69,7 +69,7 @@ def _traced(target: OpOverload, call: Call) -> list[torch.Tensor] | None:
 def _calls(target: OpOverload) -> dict[torch.dtype, Call]:
     """Calls in every dtype, of a shape with which eager takes at least one of them."""
     for shape in SHAPES:
-        calls = {dtype: _call(target, dtype, shape) for dtype in sorted(XLA_DTYPES, key=str)}
+        calls = {dtype: _call(target, dtype, shape) for dtype in sorted(STORED, key=str)}
         if any(_runs(target, *call) for call in calls.values()):
             return calls
     raise LookupError(f"no shape suits {target}")
@@ -99,7 +99,7 @@ def test_a_dtype_that_eager_refuses_is_not_in_the_record(target: OpOverload, cap
         if traced is None:
             continue
         met = {dtype, *(result.dtype for result in traced)}
-        allowed = XLA_DTYPES if record.dtypes is None else record.dtypes
+        allowed = STORED if record.dtypes is None else record.dtypes
         assert met - allowed or refusal(target, *call), f"eager refuses {dtype}"
 
 
@@ -109,6 +109,6 @@ def test_most_of_the_table_is_looked_at() -> None:
 
 def test_a_record_claims_only_dtypes_that_programs_have() -> None:
     claimed = {
-        str(record.target): record.dtypes - XLA_DTYPES for record in core_table().records.values() if record.dtypes
+        str(record.target): record.dtypes - STORED for record in core_table().records.values() if record.dtypes
     }
     assert {target: odd for target, odd in claimed.items() if odd} == {}
