@@ -18,6 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.promotion import JNP_DTYPES, round_float
 from dynaxla.ops.table import core_table, families
 
@@ -129,7 +130,7 @@ def refusal(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     record = core_table().records[target]
     check = record.check
     used = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    if record.dtypes is not None and used - record.dtypes:
+    if used - (XLA_DTYPES if record.dtypes is None else record.dtypes):
         return "a dtype that the record does not have"
     if check is None:
         return None
