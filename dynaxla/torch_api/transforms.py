@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as _is_key_excluded
 from torch._C import _dispatch_tls_is_dispatch_key_included as _is_key_included
 from torch._C import _len_torch_dispatch_stack as _count_modes
 from torch.autograd import forward_ad
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _functorch = torch._C._functorch
 _RUNS_PARTS = "_dynaxla_runs_parts"
 _VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")
+_AUTOGRAD: Any = torch._C._parse_dispatch_key("AutogradFunctionality")
 
 
 def is_in_transform() -> bool:
@@ -50,7 +52,8 @@ def is_surrounded(values: Sequence[Any]) -> bool:
 
     Relies on `torch._C._len_torch_dispatch_stack` and `_get_dispatch_stack_at`; on
     `torch._C._functorch.is_functorch_wrapped_tensor`, which knows batched, differentiated and functional tensors; and on the
-    dispatch key "VmapMode" (`_parse_dispatch_key`), included while `torch.autograd.grad` has `is_grads_batched`.
+    dispatch key "VmapMode" (`_parse_dispatch_key`), included while `torch.autograd.grad` has `is_grads_batched`; and on
+    "AutogradFunctionality", excluded in what autograd calls (the dispatch of a subclass), where nothing reads a tangent.
     """
     if _count_modes() and _sees_ops():
         return True
@@ -78,4 +81,4 @@ def _sees_ops() -> bool:
 def _is_wrapped(tensor: torch.Tensor) -> bool:
     if _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor):
         return True
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return not _is_key_excluded(_AUTOGRAD) and forward_ad.unpack_dual(tensor).tangent is not None

@@ -76,8 +76,11 @@ def test_wrapped_tensors_are_seen() -> None:
     torch.func.jvp(look, (x,), (x,))
     torch.func.vjp(look, x)
     with forward_ad.dual_level():
-        look(forward_ad.make_dual(x, x))
+        dual = forward_ad.make_dual(x, x)
+        look(dual)
         assert not transforms.is_surrounded([x, 2])
+        with torch._C._AutoDispatchBelowAutograd():  # torch refuses to unpack it there
+            assert not transforms.is_surrounded([dual])
     with FakeTensorMode(allow_non_fake_inputs=True):
         look(x)
     assert seen == [True] * 7
