@@ -83,6 +83,7 @@ def _max_pooling_gradient(dims: int) -> Body:
 
 
 def _avg_pooling_backward(dims: int) -> Body:
+    # The gradient of the elementwise form would be a sum of padded gradients, one for each element of a window.
     pool = _avg_pooling(dims, by_elements=False)
     return lambda grad_output, x, *settings: linear_gradient(lambda y: pool(y, *settings), grad_output, x)
 
@@ -222,6 +223,7 @@ def _max_pool(x: Array, windows: _Windows) -> tuple[Array, Array]:
 
 
 def _reduce(x: Array, windows: _Windows, start: float | int, combine: Callable[..., Array]) -> Array:
+    """Combines the elements of each window; long windows by a loop, as the compiler's time grows with what is written out."""
     if max(windows.kernel, default=0) > _COMBINED_AT_ONCE:
         return windows.reduce(x, start, combine)
     by_elements, by_windows = (

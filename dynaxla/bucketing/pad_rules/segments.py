@@ -52,7 +52,8 @@ def embedding_bag(call: RuleContext) -> Results:
 
 
 def _results_for_backward(call: RuleContext, node: Node, of_items: Dim, of_bags: Dim) -> Iterator[PaddedValue | None]:
-    """The bag of each item, the size of each bag and the items of its maxima; None for one of other sizes, of no meaning."""
+    """The bag of each item, the size of each bag and the items of its maxima; None for a result of other sizes, which no
+    gradient reads."""
     for place, dim in ((1, of_items), (2, of_bags), (3, of_bags)):
         sizes = call.build.known_sizes(call.node.meta["val"][place])
         dims = (dim, *call.build.dims(sizes[1:]))
