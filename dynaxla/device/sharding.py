@@ -19,7 +19,7 @@ from dynaxla.device.view_layout import memory_order
 from dynaxla.errors import ShardingError
 from dynaxla.fx.permutations import invert_permutation
 from dynaxla.mesh import Mesh, Sharding, Spec, parse_dims, parse_sharding, replicate
-from dynaxla.ops.dtypes import XLA_DTYPES
+from dynaxla.ops.dtypes import STORED
 from dynaxla.runtime.mesh_devices import MeshDevices
 from dynaxla.runtime.transfers import buffer_spec
 from dynaxla.torch_api.modules import move_tensors
@@ -223,7 +223,7 @@ def place(tensor: Tensor, wanted: Sharding) -> Tensor:
     devices: MeshDevices | None = device.client.mesh_devices
     if devices is None or wanted.mesh.size == 1:
         return tensor.to(DEVICE_TYPE)
-    if tensor.dtype not in XLA_DTYPES:
+    if tensor.dtype not in STORED:
         raise ShardingError(f"a tensor of {tensor.dtype} is not sharded", "programs have no such dtype")
     if tensor.device.type != DEVICE_TYPE:
         return _put(device, devices, tensor, wanted)

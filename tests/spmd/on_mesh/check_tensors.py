@@ -43,7 +43,8 @@ def test_where_a_tensor_is(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64],
 )
 def test_dtypes_and_layouts(mesh: Mesh, dtype: torch.dtype) -> None:
     host = torch.randint(0, 5, (4, 8, 2, 6)).to(dtype)
