@@ -29,18 +29,7 @@ def _define(name: str, pool: OpOverload, gradient: OpOverload) -> OpOverload:
         result: Tensor = gradient(grad_output, self, *settings, pool(self, *settings)[1])
         return result
 
-    @max_pool_gradient.register_fake
-    def _(
-        grad_output: Tensor,
-        self: Tensor,
-        kernel_size: list[int],
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        ceil_mode: bool,
-    ) -> Tensor:
-        return torch.empty_like(self)
-
+    max_pool_gradient.register_fake(lambda grad_output, self, *settings: torch.empty_like(self))
     made: OpOverload = getattr(torch.ops.dynaxla, name).default
     return made
 

@@ -180,7 +180,7 @@ class _Windows:
         return reduced[(..., *(slice(0, o) for o in self.outputs))]
 
     def combine_elements(self, x: Array, start: float | int, combine: Callable[..., Array]) -> Array:
-        """As `reduce` for a `start` that changes nothing, but elementwise: on a CPU a third of the time, or less."""
+        """As `reduce` for a `start` that changes nothing, but elementwise, which XLA's CPU compiler vectorizes."""
         found = self.pad(x, start)
         for axes in self.group_axes(_COMBINED_AT_ONCE):
             offsets = itertools.product(*(range(self.kernel[axis]) for axis in axes))
