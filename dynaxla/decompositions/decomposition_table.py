@@ -22,6 +22,7 @@ from dynaxla.decompositions.mask_writes import write_by_mask
 from dynaxla.decompositions.optimizer_steps import SCALED_SUM_DECOMPOSITIONS, foreach_decompositions
 from dynaxla.decompositions.rnn_cells import RNN_CELL_DECOMPOSITIONS
 from dynaxla.decompositions.transformer_fast_paths import FAST_PATH_DECOMPOSITIONS
+from dynaxla.decompositions.varying_sizes import decompositions_of_varying_sizes
 from dynaxla.ops.table import core_table
 from dynaxla.torch_api.decompositions import (
     MULTIPLY_ADD,
@@ -100,6 +101,7 @@ def decompositions_but_strides() -> dict[OpOverload, Decomposition]:
     left = {*taken, aten.bernoulli.default}  # torch's decomposition of it draws different numbers than eager
     rewrites = {op: rewrite for op, rewrite in available.items() if op not in left}
     own = {
+        **decompositions_of_varying_sizes(),
         **EAGER_DTYPES,
         **SCALED_SUM_DECOMPOSITIONS,
         **CHECKED_ATTENTION,

@@ -100,6 +100,7 @@ def cholesky_inverse(self: jax.Array, upper: bool = False) -> jax.Array:
 @OPS.op(
     aten.linalg_qr.default,
     dtypes=WIDE_INEXACT | {torch.int32},
+    pad=linalg_rules.factor_with_zeros,
     limits="for a linearly dependent column the column of Q is undefined, as in torch",
 )
 def qr(A: jax.Array, mode: str = "reduced") -> Arrays:
@@ -133,13 +134,25 @@ def ormqr(
 # Eigenvalues and singular values
 
 
-@OPS.op(aten._linalg_eigh.default, dtypes=WIDE_INEXACT, check=check_values_only, limits=NOT_FINITE)
+@OPS.op(
+    aten._linalg_eigh.default,
+    dtypes=WIDE_INEXACT,
+    check=check_values_only,
+    pad=linalg_rules.eigenvalues,
+    limits=NOT_FINITE,
+)
 def eigh(A: jax.Array, UPLO: str = "L", compute_v: bool = True) -> Arrays:
     vectors, values = linalg.eigh(A, lower=UPLO.upper() == "L", symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), A.dtype)
 
 
-@OPS.op(aten._linalg_svd.default, dtypes=WIDE_INEXACT, check=check_values_only, limits=NOT_FINITE)
+@OPS.op(
+    aten._linalg_svd.default,
+    dtypes=WIDE_INEXACT,
+    check=check_values_only,
+    pad=linalg_rules.factor_with_zeros,
+    limits=NOT_FINITE,
+)
 def svd(A: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Arrays:
     if compute_uv:
         return tuple(linalg.svd(A, full_matrices=full_matrices))

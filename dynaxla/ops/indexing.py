@@ -186,7 +186,7 @@ def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequ
     return jnp.zeros(count, grads.dtype).at[places].set(grads, mode="drop").reshape(tuple(sizes))
 
 
-@OPS.op(aten.nonzero_static.default)
+@OPS.op(aten.nonzero_static.default, pad=indexing_rules.nonzero_static)
 def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)

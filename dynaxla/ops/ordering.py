@@ -196,7 +196,7 @@ def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=False)
 
 
-@OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, check=check_has_elements, limits=TIES)
+@OPS.op(aten.nanmedian.dim, dtypes=REAL_NUMBERS, check=check_has_elements, pad=sort_and_scan_rules.median, limits=TIES)
 def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     return lower_median(x, dim, keepdim, skip_nan=True)
 
@@ -206,7 +206,7 @@ def median(x: jax.Array) -> jax.Array:
     return _whole_median(x, skip_nan=False)
 
 
-@OPS.op(aten.nanmedian.default, dtypes=REAL_NUMBERS)
+@OPS.op(aten.nanmedian.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.median)
 def nanmedian(x: jax.Array) -> jax.Array:
     return _whole_median(x, skip_nan=True)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from dynaxla.bucketing.pad_rules import antialiasing as antialiasing_rules
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import resampling as resampling_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
@@ -72,10 +73,11 @@ def _formulas_agree(node: torch.fx.Node, x: torch.Tensor) -> bool:
 
 
 def check_width(node: torch.fx.Node) -> str | None:
-    """Refuses a result one element wide if torch's CPU kernel gives every row the first row's elements."""
-    height, width = argument(node, "output_size")
+    """Refuses a result one element wide, and higher, if torch's CPU kernel gives every row the first row's elements."""
+    height, width = node.meta["val"].shape[-2:]
     by_rows = node.target not in PLAIN or tensor_of(node, "self").dtype == torch.uint8
-    wrong = by_rows and width == 1 < height
+    is_narrow = isinstance(width, int) and width == 1
+    wrong = by_rows and is_narrow and not (isinstance(height, int) and height <= 1)
     return "torch's own kernel repeats the first row of a result one element wide" if wrong else None
 
 
@@ -224,23 +226,15 @@ for _forward, _backward_of, _pair in (
     OPS.op(_backward_of, pad=image_gradients_rules.upsample_backward)(_pair[1])
 
 _ANTIALIASED = WIDE_FLOATS | {torch.uint8}
-for _packet, _backward_packet, _pair, _pad in (
-    (
-        aten._upsample_bilinear2d_aa,
-        aten._upsample_bilinear2d_aa_backward,
-        _antialiasing(triangle_filter, 2),
-        resampling_rules.upsample,
-    ),
-    (
-        aten._upsample_bicubic2d_aa,
-        aten._upsample_bicubic2d_aa_backward,
-        _antialiasing(cubic_filter, 4),
-        resampling_rules.upsample,
-    ),
-    (aten._upsample_lanczos2d_aa, aten._upsample_lanczos2d_aa_backward, _antialiasing(lanczos_filter, 6), None),
+for _packet, _backward_packet, _pair in (
+    (aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward, _antialiasing(triangle_filter, 2)),
+    (aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward, _antialiasing(cubic_filter, 4)),
+    (aten._upsample_lanczos2d_aa, aten._upsample_lanczos2d_aa_backward, _antialiasing(lanczos_filter, 6)),
 ):
-    OPS.op(_packet.default, dtypes=_ANTIALIASED, check=check_width, pad=_pad, limits=ONE_WIDE)(_pair[0])
-    OPS.op(_backward_packet.default)(_pair[1])
+    OPS.op(_packet.default, dtypes=_ANTIALIASED, check=check_width, pad=antialiasing_rules.antialias, limits=ONE_WIDE)(
+        _pair[0]
+    )
+    OPS.op(_backward_packet.default, pad=antialiasing_rules.antialias_backward)(_pair[1])
 
 
 def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:

@@ -220,6 +220,13 @@ INDEXING = [
         lambda x: (torch.ops.aten.masked_scatter_backward(x, x > 9, [0, 4]), x.sum(0)),
         floats(None, 4),
     ),
+    case("nonzero_static", "nonzero_static", lambda x: torch.nonzero_static(x > 0, size=7), floats(3, None, 2)),
+    case(
+        "nonzero_static",
+        "nonzero_static_by_size",
+        lambda x: torch.nonzero_static(x.reshape(-1), size=x.shape[0], fill_value=-3),
+        ints(None, 4, low=-1, high=2),
+    ),
     case("concatenate", "cat_cropped", lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), floats(3, None)),
     case("pad", "pad", lambda x: (F.pad(x, (2, 3)).cumsum(1), F.pad(x, (0, 2), value=-1.5)), floats(3, None)),
     case("pad", "pad_whole", lambda x: F.pad(x, (1, 0, 0, 1), value=7).sum(0), ints(3, None)),

@@ -78,6 +78,9 @@ class EagerClient:
     def to_tensor(self, buffer: Any) -> Any:
         return buffer
 
+    def identity(self) -> dict[str, str]:
+        return {}
+
 
 class EagerExecutable:
     """A graph of fixed sizes, with what XLA does where eager raises.

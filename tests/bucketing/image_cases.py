@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from tests.bucketing.plain_cases import floats, lengths, special
 from tests.bucketing.poison import Case, case
 
+aten = torch.ops.aten
+
 
 def _chunks(x: torch.Tensor) -> torch.Tensor:
     """Rows of 4, the last filled up with zeros."""
@@ -200,4 +202,51 @@ IMAGES = [
         sizes=(5, 7, 9, 12),
     ),
 ]
-CASES: list[Case] = [*EDGES, *IMAGES]
+
+
+def _pixels(x: torch.Tensor) -> torch.Tensor:
+    return (x * 50 + 120).clamp(0, 255).to(torch.uint8)
+
+
+def _with_infinity(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 2, torch.inf, x)
+
+
+FILTERED = [
+    *[
+        case("antialias", f"antialias_{mode}_{kind}",
+             lambda x, mode=mode, to=to: F.interpolate(to(x), size=(4, 9), mode=mode, antialias=True),
+             lengths("2", "3", "2*s", "s+1"), sizes=(5, 7, 9, 12, 31))
+        for kind, to in {"floats": _with_infinity, "doubles": torch.Tensor.double, "bytes": _pixels}.items()
+        for mode in ("bilinear", "bicubic")
+    ],
+    case("antialias", "antialias_by_scale",
+         lambda x: F.interpolate(x, scale_factor=(0.4, 2.5), mode="bilinear", antialias=True).sum(2),
+         lengths("1", "3", "2*s", "s+1"), sizes=(5, 9, 12)),
+    case("antialias", "antialias_with_corners",
+         lambda x: F.interpolate(x, size=(6, 3), mode="bicubic", antialias=True, align_corners=True), floats(1, 2, None, 3)),
+    case("antialias", "antialias_lanczos",
+         lambda x: aten._upsample_lanczos2d_aa(x, [4, 7], False, None, None), lengths("2", "3", "s", "2*s"),
+         sizes=(5, 7, 9, 12)),
+    *[
+        case("upsample", f"bytes_{mode}", lambda x, mode=mode: F.interpolate(_pixels(x), scale_factor=1.7, mode=mode),
+             lengths("2", "3", "s", "2*s"), sizes=(5, 9, 12))
+        for mode in ("nearest", "nearest-exact")
+    ],
+]  # fmt: skip
+GRADIENTS = [
+    *[
+        case("antialias_backward", f"antialias_{mode}_backward",
+             lambda g, x, mode=mode: getattr(aten, f"_upsample_{mode}2d_aa_backward")(g, [4, 7], x.shape, False, None, None),
+             floats(2, 3, 4, 7), lengths("2", "3", "s", "2*s"), sizes=(5, 7, 9, 12))
+        for mode in ("bilinear", "lanczos")
+    ],
+    case("antialias_backward", "antialias_by_scale_backward",
+         lambda g, x: aten._upsample_bilinear2d_aa_backward(
+             g.repeat(1, 1, 2, 1), [2 * x.shape[2], 4], x.shape, False, 2.0, 1.0),
+         floats(2, 3, None, 4), floats(2, 3, None, 4), sizes=(5, 7, 9)),
+    case("antialias_backward", "antialias_batch_backward",
+         lambda g: aten._upsample_bilinear2d_aa_backward(g, [4, 7], [g.shape[0], 3, 5, 6], False, None, None).sum(0),
+         floats(None, 3, 4, 7), sizes=(5, 9)),
+]  # fmt: skip
+CASES: list[Case] = [*EDGES, *IMAGES, *FILTERED, *GRADIENTS]

@@ -83,6 +83,24 @@ SOLVES = [
          lambda a, b: torch.linalg.solve_triangular(a.tril(), b.reshape(-1, 2), upper=False),
          lambda s: definite(3 * s), floats(3, None, 2), sizes=(7, 8, 11, 12)),
 ]  # fmt: skip
+FACTORS = [
+    *[
+        case("factor_with_zeros", f"qr_{mode}", lambda x, mode=mode: torch.linalg.qr(x, mode), floats(None, 6), sizes=SQUARES)
+        for mode in ("reduced", "complete", "r")
+    ],
+    case("factor_with_zeros", "qr_wide", lambda x: torch.linalg.qr(x.mT), floats(2, None, 6), sizes=SQUARES),
+    case("factor_with_zeros", "qr_square", lambda x: torch.linalg.qr(x), definite, sizes=SQUARES),
+    case("factor_with_zeros", "qr_batch", lambda x: torch.linalg.qr(x)[1].sum(0), floats(None, 4, 3)),
+    case("factor_with_zeros", "singular_values", lambda x: torch.linalg.svdvals(x), lengths("2", "s", "s+1"), sizes=SQUARES),
+    case("factor_with_zeros", "singular_values_few",
+         lambda x: (torch.linalg.svdvals(x), torch.linalg.matrix_norm(x, "nuc"), torch.linalg.matrix_norm(x, 2)),
+         floats(4, None), sizes=SQUARES),
+    case("eigenvalues", "eigenvalues", lambda x: torch.linalg.eigvalsh(x - 4), definite, sizes=SQUARES),
+    case("eigenvalues", "eigenvalues_above", lambda x: torch.linalg.eigvalsh(x.triu() + torch.full_like(x, 1e9).tril(-1), "U"),
+         definite, sizes=SQUARES),
+    case("eigenvalues", "eigenvalues_batch", lambda x: torch.linalg.eigvalsh(x).cumsum(0), definites),
+    case("eigenvalues", "eigenvalues_of_zeros", lambda x: torch.linalg.eigvalsh(x * 0), definite, sizes=SQUARES),
+]  # fmt: skip
 PRODUCTS = [
     case("cdist_backward", "cdist_backward_left",
          lambda g, x, y: aten._cdist_backward(g, x, y, 2.0, torch.cdist(x, y)), floats(None, 4), floats(None, 3),
@@ -123,4 +141,4 @@ PRODUCTS = [
     case("cdist", "cdist_of_batches_apart", lambda x: torch.cdist(x.flatten(0, 1), numbered(2 * x.shape[1], 5, 3)),
          floats(2, None, 4, 3)),
 ]  # fmt: skip
-CASES: list[Case] = [*DIAGONALS, *SOLVES, *PRODUCTS]
+CASES: list[Case] = [*DIAGONALS, *SOLVES, *FACTORS, *PRODUCTS]

@@ -28,6 +28,19 @@ def _shifted_rows(x: torch.Tensor) -> torch.Tensor:
 
 FOURIER = [
     case("fft", "fft", lambda x: torch.fft.fft(x), complexes(3, None)),
+    case(
+        "rfft",
+        "phases_of_real_elements",
+        lambda x: torch.fft.rfft(x - x.amax(1, True) - 1).angle()[:, 0],
+        floats(3, None),
+    ),
+    case(
+        "rfft",
+        "phase_of_every_other",
+        lambda x: torch.fft.rfft(x.cumsum(1)).angle()[:, -1],
+        floats(3, None),
+        sizes=(6, 8, 14),
+    ),
     case("rfft", "fft_real", lambda x: torch.fft.fft(x).real + 0, floats(3, None)),
     case("rfft", "fft_beside", lambda x: torch.fft.fft(x).abs(), floats(None, 6)),
     case("fft", "fft_both", lambda x: torch.fft.fft2(x).real + 0, floats(2, None, 4)),

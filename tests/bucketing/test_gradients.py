@@ -65,6 +65,22 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[Make, ...]]] = {
         )
         for mode, corners in (("nearest", None), ("nearest-exact", None), ("bilinear", False), ("bicubic", True))
     },
+    **{
+        f"antialias_{mode}": (
+            lambda x, mode=mode: F.interpolate(x.sin(), (6, 3), mode=mode, antialias=True) ** 2,
+            (lengths("2", "3", "s", "s+1"),),
+        )
+        for mode in ("bilinear", "bicubic")
+    },
+    "fold": (lambda x: F.fold(F.unfold(x.sin(), 2), x.shape[2:], 2) ** 2, (lengths("2", "3", "s", "s+1"),)),
+    "outer_product": (lambda x, u, v: torch.addr(x, u, v, beta=2), (lengths("s", "s+1"), floats(None), lengths("s+1"))),
+    "sum_of_products": (torch.addbmm, (floats(2, None), floats(3, 2, 4), floats(3, 4, None))),
+    "distance": (lambda x, y: torch.dist(x, y, 3), (floats(None, 3), floats(None, 3))),
+    "take": (lambda x: torch.take(x.sin(), x.argsort(1) - 3), (floats(3, None),)),
+    "put": (lambda x, y: torch.put(x.sin(), y.argsort() * 2, y * 2), (floats(3, None), floats(None))),
+    "mode": (lambda x: x.mode(0)[0], (lambda size: torch.arange(3.0 * size).view(size, 3).remainder(5),)),
+    "number_median": (lambda x: torch.where(x > 1, torch.nan, x).nanmedian(1)[0], (floats(3, None),)),
+    "qr": (lambda x: torch.linalg.qr(x)[1], (floats(None, 4),)),
     "resize_line": (lambda x: F.interpolate(x.sin(), scale_factor=2.0, mode="linear") ** 2, (floats(2, 3, None),)),
     "adaptive_mean": (lambda x: F.adaptive_avg_pool2d(x.sin(), (3, 2)) ** 2, (lengths("2", "3", "s", "s+1"),)),
     "adaptive_mean_line": (lambda x: F.adaptive_avg_pool1d(x.sin(), 4) ** 2, (floats(None, 3, None),)),

@@ -11,6 +11,7 @@ import pytest
 from dynaxla.ops.table import core_table
 from tests.bucketing import (
     backward_cases,
+    composed_cases,
     data_cases,
     image_cases,
     layer_cases,
@@ -35,6 +36,7 @@ CASES: list[Case] = [
     *matrix_cases.CASES,
     *number_cases.CASES,
     *recurrent_cases.CASES,
+    *composed_cases.CASES,
 ]
 
 

@@ -27,11 +27,11 @@ def edge_pad_backward(call: RuleContext) -> PaddedValue:
     """Gradients go to the elements that the forward pass read, by the true edges; padded gradients are set to zero."""
     grad: PaddedValue = call["grad_output"]
     image = image_dims(call, grad)
-    if _is_per_image(call, image) and all(map(is_fixed, call["padding"])):
-        return _per_image_result(call, image)
+    if has_fixed_images(call, image) and all(map(is_fixed, call["padding"])):
+        return compute_per_image(call, image)
     mirrored = "reflection" in call.op_name
     wide = _widened(call)
-    for d, dim in zip(image, _result_dims(call, image), strict=True):
+    for d, dim in zip(image, image_dims_of_result(call, image), strict=True):
         wide = move_to_front(call, wide, d)
         front, _ = padding_of_dim(call["padding"], len(wide.dims), d)
         read = edge_positions(call, padded_size(wide.dims[d]), front, dim, mirrored)
@@ -44,12 +44,12 @@ def adaptive_pool_backward(call: RuleContext) -> PaddedValue:
     """A window's gradient goes to the window's real elements; gradients of padded windows are zero."""
     grad: PaddedValue = call["grad_output"]
     image = image_dims(call, grad)
-    if _is_per_image(call, image):
-        return _per_image_result(call, image)
+    if has_fixed_images(call, image):
+        return compute_per_image(call, image)
     if "indices" in call.given:
         raise Unpaddable("the image's size varies")
     wide = _widened(call)
-    for d, dim in zip(image, _result_dims(call, image), strict=True):
+    for d, dim in zip(image, image_dims_of_result(call, image), strict=True):
         wide = _distribute_means(call, move_to_front(call, wide, d), d, dim)
     return _narrowed(call, wide)
 
@@ -66,10 +66,10 @@ def upsample_backward(call: RuleContext) -> PaddedValue:
     """A gradient goes to the elements that its output read, times their weights; padded gradients are set to zero."""
     grad: PaddedValue = call["grad_output"]
     image = image_dims(call, grad)
-    if _is_per_image(call, image):
-        return _per_image_result(call, image)
+    if has_fixed_images(call, image):
+        return compute_per_image(call, image)
     make, build, wide = sampled_positions(call), call.build, _widened(call)
-    for d, dim in zip(image, _result_dims(call, image), strict=True):
+    for d, dim in zip(image, image_dims_of_result(call, image), strict=True):
         wide = move_to_front(call, wide, d)
         size, out = (build.scalar(single_factor(each).size) for each in (dim, wide.dims[d]))
         corners = bool(call.get("align_corners", False))
@@ -79,12 +79,12 @@ def upsample_backward(call: RuleContext) -> PaddedValue:
     return _narrowed(call, wide)
 
 
-def _is_per_image(call: RuleContext, image: Sequence[int]) -> bool:
+def has_fixed_images(call: RuleContext, image: Sequence[int]) -> bool:
     """Whether the input and output images have fixed sizes."""
     return all(is_full(call["grad_output"].dims[d]) and is_fixed(call.true_sizes[d]) for d in image)
 
 
-def _per_image_result(call: RuleContext, image: Sequence[int]) -> PaddedValue:
+def compute_per_image(call: RuleContext, image: Sequence[int]) -> PaddedValue:
     """The result for images of fixed sizes, whose batch may be padded."""
     grad: PaddedValue = call["grad_output"]
     changed: dict[str, Operand] = {}
@@ -93,13 +93,13 @@ def _per_image_result(call: RuleContext, image: Sequence[int]) -> PaddedValue:
             for d in range(image[0]):
                 value = move_elements(call, value, d, grad.dims[d])
             changed[name] = value
-    dims = (*grad.dims[: image[0]], *_result_dims(call, image))
+    dims = (*grad.dims[: image[0]], *image_dims_of_result(call, image))
     if "input_size" in call.given:
         changed["input_size"] = [padded_size(d) for d in dims]
     return call.result(call.same(**changed), dims)
 
 
-def _result_dims(call: RuleContext, image: Sequence[int]) -> list[Dim]:
+def image_dims_of_result(call: RuleContext, image: Sequence[int]) -> list[Dim]:
     """The image's dims in the result."""
     return [(call.build.factor(call.true_sizes[d]),) for d in image]
 

@@ -107,6 +107,16 @@ def wrap_negative_index(call: RuleContext, index: PaddedValue, dim: Dim) -> Padd
     return PaddedValue(build.emit(aten.where.self, negative, wrapped, index.node), index.dims)
 
 
+@takes(size=BUCKET_SIZE, fill_value=CONSTANT)
+def nonzero_static(call: RuleContext) -> PaddedValue:
+    """Padding is set to zero; real elements are in front of it along each dim, so that their positions are the true ones."""
+    value: PaddedValue = call["self"]
+    for place in range(len(value.dims)):
+        value = move_to_front(call, value, place)
+    value = call.build.mask(value, range(len(value.dims)), 0)
+    return call.result(call.same(self=value), call.build.dims(call.true_sizes))
+
+
 @takes(dim=LAYOUT)
 def concatenate(call: RuleContext) -> PaddedValue:
     """Tensors are joined as they are if only the last has padding; else each is written at the true end of the one before."""

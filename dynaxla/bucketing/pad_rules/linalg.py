@@ -5,9 +5,12 @@ A padded square matrix is [[A, 0], [0, I]]: its factors, inverse and exponential
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
+from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import LAYOUT, takes
 from dynaxla.bucketing.pad_rules.alignment import align_operands, align_values, move_elements
@@ -46,6 +49,51 @@ def pad_square_matrix(call: RuleContext) -> Results:
     if isinstance(made, torch.Tensor):
         return call.result(node, value.dims)
     return call.results(node, [value.dims[: each.dim()] for each in made])
+
+
+@takes()
+def factor_with_zeros(call: RuleContext) -> Results:
+    """QR, singular values: rows and columns of zeros behind the matrix change no reflection, and are singular values of zero,
+    which come last."""
+    value = call["A"]
+    last = len(value.dims) - 1
+    for place in (last - 1, last):
+        value = move_to_front(call, value, place)
+    value = call.build.mask(value, range(last + 1), 0)
+    return _factors(call, call.same(A=value), value.dims[:-2])
+
+
+@takes()
+def eigenvalues(call: RuleContext) -> Results:
+    """The diagonal continues with more than the sum of a row, so that the eigenvalues of the padding come last."""
+    value: PaddedValue = call["A"]
+    value = call.build.mask(value, range(len(value.dims) - 2), 0)  # of junk the library's iterations do not end
+    value = _pad_square(call, value, partial(_above_eigenvalues, call))
+    return _factors(call, call.same(A=value), value.dims[:-2])
+
+
+def _above_eigenvalues(call: RuleContext, value: PaddedValue) -> Node:
+    """A bound of each matrix's eigenvalues, by the triangle that is read: no row sums to more than all sizes of one times the
+    largest."""
+    build = call.build
+    read = build.emit(aten.tril.default if call["UPLO"].upper() == "L" else aten.triu.default, value.node)
+    largest = build.emit(aten.amax.default, build.emit(aten.abs.default, read), [-2, -1], True)
+    return build.emit(aten.add.Scalar, build.emit(aten.mul.Scalar, largest, padded_size(value.dims[-1])), 1)
+
+
+def _factors(call: RuleContext, node: Node, batch: tuple[Dim, ...]) -> Results:
+    """The results of the factorization, each with the sizes that it has for the true matrix."""
+    fakes = enumerate(call.node.meta["val"])
+    return tuple(_factor(call, call.build.emit(operator.getitem, node, i), fake, batch) for i, fake in fakes)
+
+
+def _factor(call: RuleContext, node: Node, fake: torch.Tensor, batch: tuple[Dim, ...]) -> PaddedValue:
+    """A result of the factorization: of each matrix, or the empty one in the place of what was not asked for."""
+    sizes = call.build.known_sizes(fake)
+    if len(sizes) < len(batch) + 1 or sizes == (0,):
+        return call.result(node, call.build.dims(sizes))
+    dims = (*batch, *call.build.dims(sizes[len(batch) :]))
+    return call.first(node, dims, range(len(batch), len(dims)))
 
 
 @takes()
@@ -96,6 +144,16 @@ def _fill_pivots(call: RuleContext, pivots: PaddedValue, factors: PaddedValue) -
 
 def _pad_with_identity(call: RuleContext, value: PaddedValue) -> PaddedValue:
     """Returns the square matrices with padding set to ones on the diagonal and zeros elsewhere."""
+    one = call.build.emit(aten.full.default, [], 1, dtype=value.meta.dtype, device=call.build.device)
+    return _pad_square(call, value, lambda _: one)
+
+
+def _pad_square(call: RuleContext, value: PaddedValue, fill: Callable[[PaddedValue], Node]) -> PaddedValue:
+    """Returns the square matrices with padding set to zeros, but for its diagonal.
+
+    Args:
+        fill: gives its elements there, from the matrices whose padding is zero.
+    """
     last = len(value.dims) - 1
     for place in (last - 1, last):
         value = move_to_front(call, value, place)
@@ -109,8 +167,7 @@ def _pad_with_identity(call: RuleContext, value: PaddedValue) -> PaddedValue:
     diagonal = build.emit(aten.eq.Tensor, broadcast_along(call, columns, 2, 0), columns)
     padding = build.emit(aten.logical_not.default, build.valid(value.dims[last]))
     here = build.emit(aten.logical_and.default, diagonal, padding)
-    one = build.emit(aten.full.default, [], 1, dtype=value.meta.dtype, device=build.device)
-    return PaddedValue(build.emit(aten.where.self, here, one, zeros.node), value.dims)
+    return PaddedValue(build.emit(aten.where.self, here, fill(zeros), zeros.node), value.dims)
 
 
 @takes(dim=LAYOUT)

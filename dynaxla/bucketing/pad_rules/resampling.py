@@ -123,30 +123,28 @@ def upsample(call: RuleContext) -> PaddedValue:
     if is_per_image(call, value, image):
         return call.result(call.same(), pooled_dims(call, value, image))
     make = sampled_positions(call)
-    if not dtype.is_floating_point:
+    if dtype.is_floating_point:
+        wide = PaddedValue(_cast(call, value.node, accumulation_dtype(dtype)), value.dims)
+    elif "nearest" in call.op_name:
+        wide = value
+    else:
         raise Unpaddable("it resizes integers to a size that varies")
-    wide = PaddedValue(_cast(call, value.node, accumulation_dtype(dtype)), value.dims)
     for place in reversed(image):
         wide = _resample_axis(call, move_to_front(call, wide, place), place, make)
     return call.result(_cast(call, wide.node, dtype), wide.dims)
 
 
 def sampled_positions(call: RuleContext) -> Callable[[Axis], _Taps]:
-    """Returns the function that makes the taps of the call's op.
-
-    Raises:
-        Unpaddable: the op antialiases.
-    """
+    """Returns the function that makes the taps of the call's op."""
     name = call.op_name
-    if "_aa" in name:
-        raise Unpaddable("the image's size varies")
     if "nearest" in name:
         return _nearest_exact if "exact" in name else _nearest
     return _cubic if "bicubic" in name else _linear
 
 
 def _resample_axis(call: RuleContext, value: PaddedValue, place: int, make: Callable[[Axis], _Taps]) -> PaddedValue:
-    build, sizes, dtype = call.build, call.true_sizes, value.meta.dtype
+    build, sizes = call.build, call.true_sizes
+    dtype = value.meta.dtype if value.meta.dtype.is_floating_point else torch.float32
     dim = (build.factor(sizes[place]),)
     axis = Axis(
         build,
@@ -213,25 +211,30 @@ def _cubic(axis: Axis) -> _Taps:
     """The four elements around each position; the edge is repeated outside of the input."""
     index, rest = axis.split(axis.centers())
     back = axis.emit(aten.rsub.Scalar, rest, 1)
-    weights = (_far(axis, rest), _near(axis, rest), _near(axis, back), _far(axis, back))
+    outer = [axis.emit(aten.add.Scalar, x, 1) for x in (rest, back)]
+    weights = (
+        cubic_far(axis, outer[0], _CUBIC),
+        cubic_near(axis, rest, _CUBIC),
+        cubic_near(axis, back, _CUBIC),
+        cubic_far(axis, outer[1], _CUBIC),
+    )
     moved = [axis.emit(aten.add.Scalar, index, step) for step in (-1, 0, 1, 2)]
     inside = [axis.emit(aten.minimum.default, axis.emit(aten.clamp.default, m, 0), axis.last) for m in moved]
     return list(zip(inside, weights, strict=True))
 
 
-def _near(axis: Axis, x: Node) -> Node:
+def cubic_near(axis: Axis, x: Node, a: float) -> Node:
     """The weight of an element at a distance from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
-    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC + 2), _CUBIC + 3)
+    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, a + 2), a + 3)
     product = axis.emit(aten.mul.Tensor, axis.emit(aten.mul.Tensor, inner, x), x)
     return axis.emit(aten.add.Scalar, product, 1)
 
 
-def _far(axis: Axis, less: Node) -> Node:
-    """The weight of an element at this distance plus 1: ((a x - 5 a) x + 8 a) x - 4 a."""
-    x = axis.emit(aten.add.Scalar, less, 1)
-    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, _CUBIC), 5 * _CUBIC)
-    inner = axis.emit(aten.add.Scalar, axis.emit(aten.mul.Tensor, inner, x), 8 * _CUBIC)
-    return axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Tensor, inner, x), 4 * _CUBIC)
+def cubic_far(axis: Axis, x: Node, a: float) -> Node:
+    """The weight of an element at a distance from 1 to 2: ((a x - 5 a) x + 8 a) x - 4 a."""
+    inner = axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Scalar, x, a), 5 * a)
+    inner = axis.emit(aten.add.Scalar, axis.emit(aten.mul.Tensor, inner, x), 8 * a)
+    return axis.emit(aten.sub.Scalar, axis.emit(aten.mul.Tensor, inner, x), 4 * a)
 
 
 def _cast(call: RuleContext, node: Node, dtype: torch.dtype) -> Node:

@@ -100,7 +100,7 @@ def _sort_stable(call: RuleContext, value: PaddedValue, place: int, descending: 
 
 @takes(dim=LAYOUT)
 def median(call: RuleContext) -> Results:
-    """Padding is set to the value that sorts last; the median is that of the true count, or the first NaN."""
+    """Padding is set to the value that sorts last; the median is that of the true count, the first NaN, or of the numbers."""
     value: PaddedValue = call["self"]
     if "dim" not in call.given:
         return call.result(_pick_medians(call, flatten(call, value), 0, False)[0], ())
@@ -116,18 +116,27 @@ def _pick_medians(call: RuleContext, value: PaddedValue, place: int, keepdim: bo
     filled = build.mask(value, [place], sorts_last_value(value.meta.dtype))
     values, positions = _sort_stable(call, filled, place, False)
     count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
-    middle = build.emit(aten.div.Tensor_mode, build.emit(aten.sub.Tensor, count, 1), 2, rounding_mode="floor")
+    middle = _middle(call, count)
     if value.meta.dtype.is_floating_point:
         is_nan = PaddedValue(build.emit(aten.isnan.default, value.node), value.dims)
         nans = build.emit(
             aten.sum.dim_IntList, build.mask(is_nan, [place], False).node, [place], True, dtype=torch.int64
         )
-        first_nan = build.emit(aten.sub.Tensor, count, nans)
-        middle = build.emit(aten.where.self, build.emit(aten.gt.Scalar, nans, 0), first_nan, middle)
+        numbers = build.emit(aten.sub.Tensor, count, nans)
+        if call.op_name == "nanmedian":
+            middle = build.emit(aten.clamp.default, _middle(call, numbers), 0)
+        else:  # the numbers are in front of the NaNs
+            middle = build.emit(aten.where.self, build.emit(aten.gt.Scalar, nans, 0), numbers, middle)
     shape = [1 if i == place else size for i, size in enumerate(value.meta.shape)]
     where = build.emit(aten.expand.default, middle, shape)
     picked = [build.emit(aten.gather.default, node, place, where) for node in (values, positions)]
     return tuple(picked if keepdim else [build.emit(aten.squeeze.dim, node, place) for node in picked])
+
+
+def _middle(call: RuleContext, count: Node) -> Node:
+    """The position of the lower median among so many."""
+    last = call.build.emit(aten.sub.Tensor, count, 1)
+    return call.build.emit(aten.div.Tensor_mode, last, 2, rounding_mode="floor")
 
 
 @takes()

@@ -120,14 +120,15 @@ def _together(call: RuleContext, value: _Complex) -> PaddedValue:
 
 
 def _transform_dim(call: RuleContext, value: _Complex, place: int, forward: bool, kept: Dim | None = None) -> _Complex:
-    """The transform along one dim; `kept` is the result's dim if only a part of it is kept."""
+    """The transform along one dim, of a real value only forward; `kept` is the result's dim if only a part of it is kept."""
     real = move_to_front(call, value.real, place)
     old = real.dims[place]
     new = old if kept is None else kept
     cosine, sine = _dft_matrix(call, single_factor(old).size, old, new, real.meta.dtype)
     sign = -1 if forward else 1
     if value.imag is None:
-        imag = call.build.emit(aten.mul.Scalar, _multiply_dim(call, real, sine, place, new).node, sign)
+        # Not the product's opposite: the elements that are real have a zero above zero, as an FFT's, by which their angle is known.
+        imag = call.build.emit(aten.rsub.Scalar, _multiply_dim(call, real, sine, place, new).node, 0)
         whole = _multiply_dim(call, real, cosine, place, new)
         return _Complex(whole, PaddedValue(imag, whole.dims))
     other = move_to_front(call, value.imag, place)
@@ -161,7 +162,10 @@ def _half_weights(call: RuleContext, value: _Complex, place: int, size: Size) ->
 
 
 def _dft_matrix(call: RuleContext, size: Size, old: Dim, new: Dim, dtype: torch.dtype) -> tuple[Node, Node]:
-    """Cosines and sines of 2 pi * (i * k mod n) / n; the integers are reduced modulo n first, so that angles are exact."""
+    """Cosines and sines of 2 pi * (i * k mod n) / n; the integers are reduced modulo n first, so that angles are exact.
+
+    Sines of half turns and cosines of quarter turns are zero, not what the angle's rounding leaves of it.
+    """
     build = call.build
     steps = build.emit(
         aten.mul.Tensor,
@@ -171,9 +175,17 @@ def _dft_matrix(call: RuleContext, size: Size, old: Dim, new: Dim, dtype: torch.
     turned = build.emit(aten.remainder.Tensor, steps, build.scalar(size))
     wide = [build.emit(aten._to_copy.default, n, dtype=torch.float64) for n in (turned, build.scalar(size))]
     angles = build.emit(aten.mul.Scalar, build.emit(aten.div.Tensor, *wide), 2 * math.pi)
-    tables = (build.emit(target, angles) for target in (aten.cos.default, aten.sin.default))
-    cosine, sine = (build.emit(aten._to_copy.default, table, dtype=dtype) for table in tables)
-    return cosine, sine
+    halves, quarters = (_are_parts_of_turn(call, turned, size, parts) for parts in (2, 4))
+    odd_quarters = build.emit(aten.logical_xor.default, halves, quarters)
+    cosine = build.emit(aten.masked_fill.Scalar, build.emit(aten.cos.default, angles), odd_quarters, 0.0)
+    sine = build.emit(aten.masked_fill.Scalar, build.emit(aten.sin.default, angles), halves, 0.0)
+    return build.emit(aten._to_copy.default, cosine, dtype=dtype), build.emit(aten._to_copy.default, sine, dtype=dtype)
+
+
+def _are_parts_of_turn(call: RuleContext, steps: Node, size: Size, parts: int) -> Node:
+    """Whether these steps, of which a turn has `size`, are whole halves or quarters of a turn."""
+    times = call.build.emit(aten.mul.Scalar, steps, parts)
+    return call.build.emit(aten.eq.Scalar, call.build.emit(aten.remainder.Tensor, times, call.build.scalar(size)), 0)
 
 
 def _multiply_dim(call: RuleContext, value: PaddedValue, matrix: Node, place: int, new: Dim) -> PaddedValue:

@@ -1,0 +1,117 @@
+"""Ops without a pad rule that are made of ops which have one, where a size varies.
+
+Where every size is known the op stays whole: its body is the shorter program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from dynaxla.torch_api.decompositions import Decomposition, decompositions_of
+from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.pytree import tree_leaves
+from dynaxla.torch_api.symbols import varies
+
+aten = torch.ops.aten
+
+
+@cache
+def decompositions_of_varying_sizes() -> Mapping[OpOverload, Decomposition]:
+    """Returns them by op; each leaves a call whose sizes are all known to the op."""
+    torchs = decompositions_of((aten.block_diag, aten.col2im, aten.narrow_copy))
+    return MappingProxyType({op: _if_sizes_vary(rewrite) for op, rewrite in {**torchs, **_OWN}.items()})
+
+
+def _if_sizes_vary(rewrite: Decomposition) -> Decomposition:
+    @wraps(rewrite)
+    def decompose(*arguments: Any, **options: Any) -> Any:
+        values = tree_leaves((arguments, options))
+        if not any(varies(value) for value in values if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat))):
+            return NotImplemented
+        return rewrite(*arguments, **options)
+
+    return decompose
+
+
+def _addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Any:
+    """Each product and the sum are rounded, as in eager; x is not read if beta is 0."""
+    if len({x.dtype, vec1.dtype, vec2.dtype}) > 1 or x.dtype is torch.bool:
+        return NotImplemented
+    outer = (vec1 * alpha).unsqueeze(1) * vec2
+    return outer if beta == 0 else x * beta + outer
+
+
+def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Any:
+    """One product over the batches and the inner dim."""
+    if x.dtype.itemsize < 4 or x.dim() < 2:
+        return NotImplemented
+    left = batch1.transpose(0, 1).reshape(batch1.shape[1], -1)
+    right = batch2.reshape(-1, batch2.shape[2])
+    return torch.addmm(x, left, right, beta=beta, alpha=alpha)
+
+
+def _dist(x: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    return torch.linalg.vector_norm(x - other, p)  # type: ignore[no-any-return]
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.reshape(-1)[index]
+
+
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
+    if not x.is_contiguous():
+        return NotImplemented  # whose result has the strides of x
+    written = x.reshape(-1).index_put([index.reshape(-1)], source.reshape(-1), accumulate)
+    return written.view(x.shape)
+
+
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """The most frequent value (the smallest of several) and its last index: the end of the longest run of a sorted row."""
+    if x.dim() == 0:
+        return NotImplemented
+    values, places = x.sort(stable=True, dim=dim)
+    steps = torch.arange(x.shape[dim], device=x.device)
+    steps = steps.view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
+    starts = torch.where(values != values.roll(1, dim), steps, 0)
+    longest = (steps - starts.cummax(dim)[0]).argmax(dim, keepdim=True)
+    found = values.gather(dim, longest), places.gather(dim, longest)
+    return found if keepdim else tuple(each.squeeze(dim) for each in found)
+
+
+def _search_number(rows: Tensor, number: Number, *, sorter: Tensor | None = None, **options: Any) -> Any:
+    """searchsorted for a number: a 0-d result."""
+    wanted = torch.scalar_tensor(number, dtype=rows.dtype, device=rows.device)
+    if sorter is not None or not _fits(number, rows.dtype):
+        return NotImplemented
+    return aten.searchsorted.Tensor(rows, wanted, **options)
+
+
+def _place_number(number: Number, boundaries: Tensor, **options: Any) -> Any:
+    """bucketize of a number: a 0-d result."""
+    return _search_number(boundaries, number, **options)
+
+
+def _fits(number: Number, dtype: torch.dtype) -> bool:
+    """Whether a number of Python has the kind of the dtype: a row of integers is searched for 1.5 as it is."""
+    return dtype.is_floating_point or (isinstance(number, int) and not dtype.is_complex)
+
+
+_OWN: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.addr.default: _addr,
+        aten.addbmm.default: _addbmm,
+        aten.dist.default: _dist,
+        aten.take.default: _take,
+        aten.put.default: _put,
+        aten.mode.default: _mode,
+        aten.searchsorted.Scalar: _search_number,
+        aten.bucketize.Scalar: _place_number,
+    }
+)
