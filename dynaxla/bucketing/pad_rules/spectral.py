@@ -127,7 +127,7 @@ def _transform_dim(call: RuleContext, value: _Complex, place: int, forward: bool
     cosine, sine = _dft_matrix(call, single_factor(old).size, old, new, real.meta.dtype)
     sign = -1 if forward else 1
     if value.imag is None:
-        # Not the product's opposite: the elements that are real have a zero above zero, as an FFT's, by which their angle is known.
+        # 0 - product, not -product: where the element is real an FFT gives +0, which decides its angle.
         imag = call.build.emit(aten.rsub.Scalar, _multiply_dim(call, real, sine, place, new).node, 0)
         whole = _multiply_dim(call, real, cosine, place, new)
         return _Complex(whole, PaddedValue(imag, whole.dims))
