@@ -6,7 +6,7 @@ Where every size is known the op stays whole: its body is the shorter program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from dynaxla.torch_api.decompositions import Decomposition, decompositions_of
+from dynaxla.torch_api.decompositions import Decomposition, decompositions_of, suggest_memory_format
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.pytree import tree_leaves
 from dynaxla.torch_api.symbols import varies
@@ -30,7 +30,6 @@ def decompositions_of_varying_sizes() -> Mapping[OpOverload, Decomposition]:
 
 
 def _if_sizes_vary(rewrite: Decomposition) -> Decomposition:
-    @wraps(rewrite)
     def decompose(*arguments: Any, **options: Any) -> Any:
         values = tree_leaves((arguments, options))
         if not any(varies(value) for value in values if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat))):
@@ -85,6 +84,28 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     return found if keepdim else tuple(each.squeeze(dim) for each in found)
 
 
+def _global_max(rank: int, x: Tensor, output_size: list[int]) -> Any:
+    """adaptive_max_pool of images of `rank` dims to one pixel: the largest element and its index in the image."""
+    if any(not isinstance(n, int) or n != 1 for n in output_size) or not _gives_row_major(x):
+        return NotImplemented
+    shape = [*x.shape[:-rank], *[1] * rank]
+    values, places = x.flatten(-rank).max(-1)
+    return values.view(shape), places.view(shape)
+
+
+def _adaptive_max_backward(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """The gradient of a window goes to the element at its index in the image, of `rank` dims."""
+    if not _gives_row_major(x):
+        return NotImplemented
+    gradients, places = grad.flatten(-rank), indices.flatten(-rank)
+    return x.new_zeros(x.shape).flatten(-rank).scatter_add(-1, places, gradients).view(x.shape)
+
+
+def _gives_row_major(x: Tensor) -> bool:
+    """Whether results of eager's pools have the strides of a new tensor."""
+    return suggest_memory_format(x) is torch.contiguous_format
+
+
 def _search_number(rows: Tensor, number: Number, *, sorter: Tensor | None = None, **options: Any) -> Any:
     """searchsorted for a number: a 0-d result."""
     wanted = torch.scalar_tensor(number, dtype=rows.dtype, device=rows.device)
@@ -111,6 +132,10 @@ _OWN: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
         aten.take.default: _take,
         aten.put.default: _put,
         aten.mode.default: _mode,
+        aten.adaptive_max_pool2d.default: partial(_global_max, 2),
+        aten.adaptive_max_pool3d.default: partial(_global_max, 3),
+        aten.adaptive_max_pool2d_backward.default: partial(_adaptive_max_backward, 2),
+        aten.adaptive_max_pool3d_backward.default: partial(_adaptive_max_backward, 3),
         aten.searchsorted.Scalar: _search_number,
         aten.bucketize.Scalar: _place_number,
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.division import divide
 from dynaxla.ops.dtypes import FLOATS, INEXACT, INT32_INT64, INTEGERS, INTEGERS_WITHOUT_BOOL, NUMBERS, REAL
 from dynaxla.ops.eager_errors import (
     check_all,
@@ -41,14 +43,30 @@ OPS = OpFamily()
 
 @OPS.op(aten.add.Tensor, aten.add.Scalar, check=check_scales("alpha"))
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
-    return compute(lambda a, b: a + b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
+    return compute(lambda a, b: a + _product(b, cast(alpha, torch_dtype(b))), self, other, exact_scalars=True)
+
+
+def _product(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """Eager multiplies complex numbers by all parts of a factor, of one, too, where XLA would do nothing: zeros have the sign
+    that this leaves, and zero times infinity is NaN."""
+    if not jnp.iscomplexobj(x):
+        return x * factor
+    real = x.real * factor.real - x.imag * factor.imag
+    return lax.complex(real, x.imag * factor.real + x.real * factor.imag)
 
 
 @OPS.op(
     aten.sub.Tensor, aten.sub.Scalar, check=check_all(check_scales("alpha"), check_no_bool("other")), dtypes=NUMBERS
 )
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
-    return compute(lambda a, b: a - b * cast(alpha, torch_dtype(b)), self, other, exact_scalars=True)
+    def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
+        if jnp.iscomplexobj(b):
+            return a + _product(
+                b, cast(-alpha, torch_dtype(b))
+            )  # the opposite of a number, with zero as its imaginary part
+        return a - b * cast(alpha, torch_dtype(b))
+
+    return compute(subtract, self, other, exact_scalars=True)
 
 
 @OPS.op(
@@ -61,7 +79,7 @@ def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(aten.mul.Tensor, aten.mul.Scalar)
 def mul(self: Operand, other: Operand) -> jax.Array:
-    return compute(jnp.multiply, self, other, exact_scalars=True)
+    return compute(_product, self, other, exact_scalars=True)
 
 
 @OPS.op(aten.neg.default)
@@ -96,7 +114,7 @@ def sgn(self: jax.Array) -> jax.Array:
 
 @OPS.op(aten.reciprocal.default)
 def reciprocal(self: jax.Array) -> jax.Array:
-    return compute(lambda x: 1 / x, self, inexact=True)
+    return compute(lambda x: divide(jnp.ones_like(x), x), self, inexact=True)
 
 
 def _by_float(call: Node) -> bool:

@@ -19,7 +19,22 @@ OPS = OpFamily()
 
 @OPS.op(aten.div.Tensor, aten.div.Scalar)
 def div(self: Operand, other: Operand) -> jax.Array:
-    return compute(jnp.divide, self, other, inexact=True, exact_scalars=True)
+    return compute(divide, self, other, inexact=True, exact_scalars=True)
+
+
+def divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The quotient; of complex numbers by the ratio of the divisor's smaller part to the larger, as eager and numpy have it."""
+    if not jnp.iscomplexobj(b):
+        return a / b
+    is_flat = jnp.abs(b.real) >= jnp.abs(b.imag)
+    large, small = jnp.where(is_flat, b.real, b.imag), jnp.where(is_flat, b.imag, b.real)
+    first, second = jnp.where(is_flat, a.real, a.imag), jnp.where(is_flat, a.imag, a.real)
+    ratio = small / large
+    scale = 1 / (large + small * ratio)
+    imaginary = jnp.where(is_flat, second - first * ratio, second * -1 + first * ratio)
+    quotient = lax.complex((first + second * ratio) * scale, imaginary * scale)
+    by_zero = lax.complex(a.real / jnp.abs(b.real), a.imag / jnp.abs(b.real))
+    return jnp.where(b == 0, by_zero, quotient)
 
 
 @OPS.op(aten.div.Tensor_mode, check=check_whole_quotient)

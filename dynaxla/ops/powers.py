@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -11,12 +14,13 @@ from torch.fx import Node
 from dynaxla.custom_ops.schema import argument, operand_dtype
 from dynaxla.ops import vector_functions
 from dynaxla.ops.arithmetic import mul
+from dynaxla.ops.division import divide
 from dynaxla.ops.dtypes import INTEGERS_WITHOUT_BOOL, NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, Scalar, compute, result_dtype
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
-from dynaxla.ops.transcendental import exp
+from dynaxla.ops.transcendental import exp, sqrt
 from dynaxla.ops.vector_functions import on_cpu
 
 aten = torch.ops.aten
@@ -47,6 +51,19 @@ def _is_no_product(call: Node) -> bool:
 
 
 _PRODUCTS = (-1, 0, 1, 2, 3)  # exponents of powers that XLA replaces by products or a quotient
+_COMPLEX_PRODUCTS: Mapping[Scalar, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+    {
+        0: jnp.ones_like,
+        1: lambda x: x,
+        2: lambda x: x * x,
+        3: lambda x: x * x * x,
+        -1: lambda x: divide(jnp.ones_like(x), x),
+        -2: lambda x: divide(jnp.ones_like(x), x * x),
+        0.5: sqrt,
+    }
+)
+"""Powers of complex numbers that eager computes without logarithms, by exponent."""
+
 _INVERSE_OF_INFINITY = Finding(Verdict.WRONG, WIDE_FLOATS, "(-inf) ** -0.5 is 0", calls=_is_rsqrt)
 
 _BY_ELEMENTS = Finding(
@@ -63,6 +80,8 @@ def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
     if dtype in INTEGERS_WITHOUT_BOOL and isinstance(exponent, int):
         return compute(lambda x, _: lax.integer_pow(x, exponent), self, exponent)
+    if dtype.is_complex and exponent in _COMPLEX_PRODUCTS:
+        return compute(lambda x, _: _COMPLEX_PRODUCTS[exponent](x), self, exponent)
     if dtype.is_floating_point and exponent in _PRODUCTS:
         return compute(jnp.power, self, exponent)
     if not (dtype.is_floating_point and exponent in (0.5, -0.5)):

@@ -22,6 +22,7 @@ from dynaxla.bucketing.pad_rules import resampling as resampling_rules
 from dynaxla.bucketing.pad_rules import windows as windows_rules
 from dynaxla.bucketing.pad_rules.resampling import SMALL_IMAGE
 from dynaxla.custom_ops.schema import argument, tensor_of
+from dynaxla.custom_ops.weighted_sums import WEIGHTED_SUMS
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import widen
 from dynaxla.ops.dtypes import FLOATS, INEXACT, WIDE_FLOATS
@@ -235,6 +236,30 @@ for _packet, _backward_packet, _pair in (
         _pair[0]
     )
     OPS.op(_backward_packet.default, pad=antialiasing_rules.antialias_backward)(_pair[1])
+
+
+@OPS.op(WEIGHTED_SUMS, dtypes=WIDE_FLOATS | {torch.uint8, torch.int32, torch.bool})
+def weighted_sums(x: jax.Array, weights: jax.Array, is_read: jax.Array) -> jax.Array:
+    """A product, where every element is a number; bytes by numbers of 16 bits are summed exactly, on the CPU in float64."""
+    read = jnp.where(is_read, weights, 0)
+    if x.dtype == jnp.uint8:
+        of_floats = partial(_product_of_rows, dtype=jnp.float64)
+        product: jax.Array = lax.platform_dependent(
+            x, read, cpu=of_floats, default=partial(_product_of_rows, dtype=jnp.int32)
+        )
+        return product
+
+    def of_numbers(x: jax.Array) -> jax.Array:
+        return jnp.einsum("...n,mn->...m", x, read, precision=lax.Precision.HIGHEST)
+
+    def of_all(x: jax.Array) -> jax.Array:
+        return jnp.where(is_read, x[..., None, :] * weights, 0).sum(-1)
+
+    return lax.cond(jnp.isfinite(x).all(), of_numbers, of_all, x)  # type: ignore[no-any-return]
+
+
+def _product_of_rows(x: jax.Array, weights: jax.Array, *, dtype: type) -> jax.Array:
+    return jnp.einsum("...n,mn->...m", x.astype(dtype), weights.astype(dtype)).astype(weights.dtype)
 
 
 def window_taps(size: int, kernel: int, dilation: int, stride: int) -> Taps:

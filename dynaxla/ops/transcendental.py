@@ -36,13 +36,23 @@ def exp(x: jax.Array) -> jax.Array:
     if not jnp.iscomplexobj(x):
         return jnp.exp(x)
     at_infinity = jnp.where(x.real > 0, lax.complex(x.real, x.imag - x.imag), 0)
-    return jnp.where(jnp.isinf(x.real) & ~jnp.isfinite(x.imag), at_infinity, jnp.exp(x))
+    return jnp.where(jnp.isinf(x.real) & ~jnp.isfinite(x.imag), at_infinity, _keep_zeros(jnp.exp)(x))
 
 
 def _exp2(x: jax.Array) -> jax.Array:
     """exp2; XLA's multiplies a complex number by a complex logarithm, which makes infinities NaN."""
     logarithm = math.log(2)
     return exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else jnp.exp2(x)
+
+
+def _keep_zeros(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A function, real and growing on the real line, whose results there have the zero of the argument, with its sign."""
+
+    def run(x: jax.Array) -> jax.Array:
+        made = function(x)
+        return lax.complex(made.real, jnp.where(x.imag == 0, x.imag, made.imag)) if jnp.iscomplexobj(x) else made
+
+    return run
 
 
 def _read_zeros(part: str, function: Callable[[jax.Array], jax.Array], sign: int = 1) -> Callable[..., jax.Array]:
@@ -61,6 +71,9 @@ def _read_zeros(part: str, function: Callable[[jax.Array], jax.Array], sign: int
         return lax.complex(parts["real"], parts["imag"])
 
     return run
+
+
+sqrt = _read_zeros("imag", jnp.sqrt)
 
 
 def _halve_exp(x: jax.Array) -> jax.Array:
@@ -98,7 +111,7 @@ OPS.op(aten.log.default)(inexact_elementwise(jnp.log))
 OPS.op(aten.log2.default)(inexact_elementwise(jnp.log2))
 OPS.op(aten.log10.default)(inexact_elementwise(jnp.log10))
 OPS.op(aten.log1p.default)(inexact_elementwise(jnp.log1p))
-OPS.op(aten.sqrt.default)(inexact_elementwise(_read_zeros("imag", jnp.sqrt)))
+OPS.op(aten.sqrt.default)(inexact_elementwise(sqrt))
 OPS.op(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
 OPS.op(aten.sin.default)(inexact_elementwise(on_cpu(vector_functions.sin, jnp.sin)))
 OPS.op(aten.cos.default)(inexact_elementwise(on_cpu(vector_functions.cos, jnp.cos)))
@@ -106,9 +119,9 @@ OPS.op(aten.tan.default)(inexact_elementwise(on_cpu(vector_functions.tan, jnp.ta
 OPS.op(aten.asin.default)(inexact_elementwise(_read_zeros("imag", jnp.arcsin)))
 OPS.op(aten.acos.default)(inexact_elementwise(_read_zeros("imag", jnp.arccos, -1)))
 OPS.op(aten.atan.default)(inexact_elementwise(on_cpu(vector_functions.atan, _read_zeros("real", jnp.arctan))))
-OPS.op(aten.sinh.default, torch_mlir=(_FAR_FROM_ZERO,))(inexact_elementwise(_sinh))
+OPS.op(aten.sinh.default, torch_mlir=(_FAR_FROM_ZERO,))(inexact_elementwise(_keep_zeros(_sinh)))
 OPS.op(aten.cosh.default, torch_mlir=(_FAR_FROM_ZERO,))(inexact_elementwise(_cosh))
-OPS.op(aten.tanh.default)(inexact_elementwise(jnp.tanh))
+OPS.op(aten.tanh.default)(inexact_elementwise(_keep_zeros(jnp.tanh)))
 OPS.op(aten.asinh.default)(inexact_elementwise(_read_zeros("real", jnp.arcsinh)))
 OPS.op(aten.acosh.default)(inexact_elementwise(_read_zeros("imag", jnp.arccosh)))
 OPS.op(aten.atanh.default)(inexact_elementwise(_read_zeros("imag", jnp.arctanh)))

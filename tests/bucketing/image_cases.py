@@ -225,6 +225,8 @@ FILTERED = [
          lengths("1", "3", "2*s", "s+1"), sizes=(5, 9, 12)),
     case("antialias", "antialias_with_corners",
          lambda x: F.interpolate(x, size=(6, 3), mode="bicubic", antialias=True, align_corners=True), floats(1, 2, None, 3)),
+    case("antialias", "antialias_to_sizes", lambda x, y: F.interpolate(x, y.shape, mode="bilinear", antialias=True),
+         lengths("1", "2", "s+1", "2*s"), lengths("s", "s+2"), sizes=(5, 7, 9, 12)),
     case("antialias", "antialias_lanczos",
          lambda x: aten._upsample_lanczos2d_aa(x, [4, 7], False, None, None), lengths("2", "3", "s", "2*s"),
          sizes=(5, 7, 9, 12)),

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dynaxla.custom_ops.weighted_sums import WEIGHTED_SUMS
 from dynaxla.observe.recorder import Recorder
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.resampling import check_nearest_layout, check_width
@@ -305,6 +306,23 @@ def test_results_one_element_wide_are_eagers() -> None:
     assert refusal(check_width, plain, image(1, 3, 7, 5), [2, 1], False) is None
     assert_same(plain, image(1, 3, 7, 5), [2, 1], False)
     assert_same(antialiased, image(1, 3, 7, 5), [1, 1], False)
+
+
+def test_elements_that_are_not_read_may_be_no_numbers() -> None:
+    is_read = torch.tensor([[True, True, False, False], [False, True, True, True], [False] * 4])
+    for dtype in (torch.float32, torch.float64):
+        x, weights = torch.randn(2, 3, 4, dtype=dtype), torch.randn(3, 4, dtype=dtype)
+        assert_same(WEIGHTED_SUMS, x, weights, is_read)
+        for value in (torch.nan, torch.inf, -torch.inf):
+            x[0, 1, 0], x[1, 2, 3] = value, torch.inf
+            assert_same(WEIGHTED_SUMS, x, weights, is_read)
+
+
+def test_bytes_are_weighed_exactly() -> None:
+    x = torch.randint(0, 256, (3, 500), dtype=torch.uint8)
+    x[0] = 255
+    weights = torch.randint(-(1 << 14), 1 << 14, (7, 500), dtype=torch.int32)
+    assert_same(WEIGHTED_SUMS, x, weights, weights % 3 > 0)
 
 
 ROW, PLANE, VOLUME = image(2, 3, 8), image(2, 4, 8, 6), image(2, 3, 4, 6, 5)

@@ -1,20 +1,18 @@
-"""Rules of interpolation with antialiasing: filters as wide as the true sizes ask, in windows as wide as the bucket's need.
+"""Rules of interpolation with antialiasing: an axis is multiplied by the matrix of the filters that the true sizes ask for.
 
 The arithmetic is that of torch's CPU kernels, as in ops/resampling_weights.py, which makes tables for fixed sizes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import CONSTANT, TRUE_SIZE, takes
-from dynaxla.bucketing.pad_rules.contiguous import move_to_front
+from dynaxla.bucketing.pad_rules.contiguous import iota, move_to_front
 from dynaxla.bucketing.pad_rules.image_gradients import (
     compute_per_image,
     has_fixed_images,
@@ -22,188 +20,135 @@ from dynaxla.bucketing.pad_rules.image_gradients import (
 )
 from dynaxla.bucketing.pad_rules.resampling import Axis, cubic_far, cubic_near, scale_factor
 from dynaxla.bucketing.pad_rules.windows import image_dims, is_per_image, pooled_dims
-from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Unpaddable, is_full, padded_size, single_factor
+from dynaxla.bucketing.padded_value import Dim, PaddedValue, padded_size, single_factor
 from dynaxla.bucketing.rule_context import RuleContext
+from dynaxla.custom_ops.weighted_sums import WEIGHTED_SUMS
 
 aten = torch.ops.aten
-_ONE: Dim = (Factor(1, 1),)
 _CUBIC = -0.5  # Pillow's coefficient, which torch takes for antialiasing
 
 Filter = Callable[[Axis, Node], Node]
 """The weights of elements at these distances, in steps of the filter."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """The elements that each output reads, as many for each.
-
-    Attributes:
-        positions: of the elements in the input, int64 [width, outputs].
-        weights: [width, outputs], zero where an element is not under the filter.
-        is_read: bool [width, outputs], whether it is.
-    """
-
-    positions: Node
-    weights: Node
-    is_read: Node
-
-
 @takes(output_size=TRUE_SIZE, scales_h=CONSTANT, scales_w=CONSTANT)
 def antialias(call: RuleContext) -> PaddedValue:
-    """Windows are placed by the true sizes, axis by axis, so that no padding is read."""
+    """Filters are placed by the true sizes, axis by axis, so that no padding is read."""
     value: PaddedValue = call["self"]
     image = image_dims(call, value)
     if is_per_image(call, value, image):
         return call.result(call.same(), pooled_dims(call, value, image))
-    weigh = _weigh if value.meta.dtype.is_floating_point else _weigh_bytes
+    sum_up = _sum_up if value.meta.dtype.is_floating_point else _sum_bytes_up
     for place in reversed(image):
         value = move_to_front(call, value, place)
         dim = (call.build.factor(call.true_sizes[place]),)
-        value = weigh(call, value, place, dim, _windows(call, value.dims[place], dim, len(value.dims), place))
+        value = sum_up(call, value, place, dim, *_place_filters(call, value.dims[place], dim, place))
     return call.result(value.node, value.dims)
 
 
 @takes(output_size=TRUE_SIZE, input_size=TRUE_SIZE, scales_h=CONSTANT, scales_w=CONSTANT)
 def antialias_backward(call: RuleContext) -> PaddedValue:
-    """A gradient goes to the elements of its window, times their weights; padded gradients are set to zero."""
+    """A gradient goes to the elements under its filter, times their weights; padded gradients are set to zero."""
     grad: PaddedValue = call["grad_output"]
     image = image_dims(call, grad)
     if has_fixed_images(call, image):
         return compute_per_image(call, image)
     for place, dim in zip(image, image_dims_of_result(call, image), strict=True):
         grad = move_to_front(call, grad, place)
-        grad = _spread(call, grad, place, dim, _windows(call, dim, grad.dims[place], len(grad.dims), place))
+        filters = _place_filters(call, dim, grad.dims[place], place)
+        grad = _sum_up(call, grad, place, dim, *(call.build.emit(aten.t.default, node) for node in filters))
     return call.result(grad.node, grad.dims)
 
 
-def _weigh(call: RuleContext, value: PaddedValue, place: int, dim: Dim, windows: _Windows) -> PaddedValue:
-    """The weighted sums of the windows along a dim. What the filter does not cover is not read, as zero times NaN is NaN."""
-    shares = _shares(call, _read(call, value, place, dim, windows), place, windows)
-    total = call.build.emit(aten.sum.dim_IntList, shares, [place])
-    return PaddedValue(total, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+def _sum_up(call: RuleContext, value: PaddedValue, place: int, dim: Dim, weights: Node, is_read: Node) -> PaddedValue:
+    """The weighted sums [dim, old dim] along a dim, whose padding is set to zero."""
+    build, rank = call.build, len(value.dims)
+    real = build.mask(value, range(rank), 0)
+    order = [*(d for d in range(rank) if d != place), place]
+    rows = build.emit(aten.permute.default, real.node, order)
+    sums = build.emit(WEIGHTED_SUMS, rows, weights, is_read)
+    node = build.emit(aten.permute.default, sums, [order.index(d) for d in range(rank)])
+    return PaddedValue(node, (*value.dims[:place], dim, *value.dims[place + 1 :]))
 
 
-def _weigh_bytes(call: RuleContext, value: PaddedValue, place: int, dim: Dim, windows: _Windows) -> PaddedValue:
+def _sum_bytes_up(
+    call: RuleContext, value: PaddedValue, place: int, dim: Dim, weights: Node, is_read: Node
+) -> PaddedValue:
     """The same for uint8, by weights of 16 bits: as many of them are fraction as the largest weight leaves."""
     emit = call.build.emit
-    real = call.build.mask(PaddedValue(windows.weights, (_ONE, dim)), [1], 0)
+    real = call.build.mask(PaddedValue(weights, (dim, value.dims[place])), [0, 1], 0)
     bits = _fraction_bits(call, emit(aten.amax.default, real.node))
     unit = emit(aten.bitwise_left_shift.Tensor, emit(aten.ones_like.default, bits), bits)
-    scaled = emit(aten.mul.Tensor, windows.weights, unit)
+    scaled = emit(aten.mul.Tensor, weights, unit)
     halves = emit(aten.copysign.Tensor, emit(aten.full_like.default, scaled, 0.5), scaled)
-    weights = emit(
-        aten._to_copy.default, emit(aten.trunc.default, emit(aten.add.Tensor, scaled, halves)), dtype=torch.int64
-    )
-    read = emit(aten._to_copy.default, _read(call, value, place, dim, windows), dtype=torch.int64)
-    total = emit(aten.sum.dim_IntList, _shares(call, read, place, replace(windows, weights=weights)), [place])
-    rounded = emit(aten.add.Tensor, total, emit(aten.div.Tensor_mode, unit, 2, rounding_mode="floor"))
+    whole = emit(aten.trunc.default, emit(aten.add.Tensor, scaled, halves))
+    whole = emit(aten._to_copy.default, whole, dtype=torch.int32)
+    total = _sum_up(call, value, place, dim, whole, is_read)
+    rounded = emit(aten.add.Tensor, total.node, emit(aten.div.Tensor_mode, unit, 2, rounding_mode="floor"))
     result = emit(aten.clamp.default, emit(aten.bitwise_right_shift.Tensor, rounded, bits), 0, 255)
-    result = emit(aten._to_copy.default, result, dtype=value.meta.dtype)
-    return PaddedValue(result, (*value.dims[:place], dim, *value.dims[place + 1 :]))
+    return PaddedValue(emit(aten._to_copy.default, result, dtype=value.meta.dtype), total.dims)
 
 
 def _fraction_bits(call: RuleContext, largest: Node) -> Node:
-    """The most bits, up to 22, by which the largest weight is below 2**15 in whole numbers; int64, of no dims."""
+    """The most bits, up to 22, by which the largest weight is below 2**15 in whole numbers; int32, of no dims."""
     emit = call.build.emit
-    powers = emit(aten.arange.start, 1, 23, dtype=torch.int64, device=call.build.device)
-    scaled = emit(
-        aten.mul.Tensor, emit(aten.exp2.default, emit(aten._to_copy.default, powers, dtype=torch.float64)), largest
-    )
+    powers = emit(aten.arange.start, 1, 23, dtype=torch.float64, device=call.build.device)
+    scaled = emit(aten.mul.Tensor, emit(aten.exp2.default, powers), largest)
     whole = emit(aten.trunc.default, emit(aten.add.Scalar, scaled, 0.5))
-    return emit(aten.sum.default, emit(aten.lt.Scalar, whole, 1 << 15), dtype=torch.int64)
+    return emit(aten.sum.default, emit(aten.lt.Scalar, whole, 1 << 15), dtype=torch.int32)
 
 
-def _read(call: RuleContext, value: PaddedValue, place: int, dim: Dim, windows: _Windows) -> Node:
-    """The elements of the windows, along the dims `place` and the next."""
-    shape = list(value.meta.shape)
-    positions = call.build.emit(aten.view.default, windows.positions, [-1])
-    shape[place : place + 1] = windows.weights.meta["val"].shape[0], padded_size(dim)
-    return call.build.emit(
-        aten.view.default, call.build.emit(aten.index_select.default, value.node, place, positions), shape
-    )
+def _place_filters(call: RuleContext, read: Dim, made: Dim, place: int) -> tuple[Node, Node]:
+    """The weights [made, read] of elements along the dim `read` for outputs along the dim `made`, and whether they are read.
 
-
-def _spread(call: RuleContext, grad: PaddedValue, place: int, dim: Dim, windows: _Windows) -> PaddedValue:
-    """The gradients of the elements of `dim`, which the outputs along the same place of `grad` read."""
-    build, shape = call.build, list(grad.meta.shape)
-    real = build.mask(grad, [place], 0)
-    shares = _shares(call, build.emit(aten.unsqueeze.default, real.node, place), place, windows)
-    positions = build.emit(aten.view.default, windows.positions, [-1])
-    shape[place] = positions.meta["val"].shape[0]
-    rows = build.emit(aten.view.default, shares, shape)
-    shape[place] = padded_size(dim)
-    zeros = build.emit(aten.full.default, shape, 0, dtype=grad.meta.dtype, device=build.device)
-    total = build.emit(aten.index_add.default, zeros, place, positions, rows)
-    return PaddedValue(total, (*grad.dims[:place], dim, *grad.dims[place + 1 :]))
-
-
-def _shares(call: RuleContext, elements: Node, place: int, windows: _Windows) -> Node:
-    """Elements, with the windows along the dims `place` and the next, times their weights; zero beyond the filter."""
-    emit = call.build.emit
-    behind = elements.meta["val"].dim() - place - 2
-    weights, is_read = (
-        emit(aten.view.default, node, [*node.meta["val"].shape, *[1] * behind])
-        for node in (windows.weights, windows.is_read)
-    )
-    product = emit(aten.mul.Tensor, elements, weights)
-    return emit(aten.where.self, is_read, product, emit(aten.zeros_like.default, product))
-
-
-def _windows(call: RuleContext, read: Dim, made: Dim, rank: int, place: int) -> _Windows:
-    """The windows of outputs along the dim `made` over the elements along the dim `read`."""
-    build, value = call.build, call.tensors[0]
-    size, out = (build.scalar(single_factor(dim).size) for dim in (read, made))
-    corners, factor = bool(call["align_corners"]), scale_factor(call, rank, place)
-    dtype = value.meta.dtype if value.meta.dtype.is_floating_point else torch.float64
-    axis = Axis(build, size, out, padded_size(made), factor, dtype, corners, None)
+    A filter covers as many elements as it is wide, or as many steps of the outputs where these are wider.
+    """
+    axis = _axis(call, read, made, place)
+    emit, cast, elements = axis.emit, axis.cast, iota(call, padded_size(read))
     filter_, width = _FILTERS[call.op_name.removesuffix("_backward")]
-    return _place_windows(axis, filter_, width, _widest(axis, read, made, width))
-
-
-def _widest(axis: Axis, read: Dim, made: Dim, width: int) -> int:
-    """The most elements that a window has at any size of the bucket."""
-    if axis.factor is not None and axis.factor > 0 and not axis.align_corners:
-        scale = 1 / axis.factor
-    elif is_full(made):
-        scale = padded_size(read) / max(padded_size(made) - axis.align_corners, 1)
-    else:
-        raise Unpaddable("the width of the filter varies with both sizes")
-    return min(math.ceil(width / 2 * max(scale, 1)) * 2 + 1, padded_size(read))
-
-
-def _place_windows(axis: Axis, filter_: Filter, width: int, most: int) -> _Windows:
-    """The filter covers `width` elements, or as many steps of the outputs where these are wider."""
-    emit, cast = axis.emit, axis.cast
-    scale = axis.scale()
-    stretch = emit(aten.clamp.default, cast(scale, torch.float64), 1.0)
-    reach = cast(emit(aten.mul.Scalar, stretch, width / 2), axis.dtype)
-    inverse = cast(cast(emit(aten.reciprocal.default, stretch), axis.dtype), torch.float64)
-    middles = emit(aten.add.Scalar, cast(axis.places, torch.float64), 0.5)
-    centers = cast(emit(aten.mul.Tensor, cast(scale, torch.float64), middles), axis.dtype)
-    first = emit(aten.clamp.default, _nearest_edge(axis, emit(aten.sub.Tensor, centers, reach)), 0)
-    behind = emit(aten.minimum.default, _nearest_edge(axis, emit(aten.add.Tensor, centers, reach)), axis.size)
-    steps = emit(
-        aten.view.default, emit(aten.arange.default, most, dtype=torch.int64, device=axis.build.device), [-1, 1]
-    )
-    positions = emit(aten.add.Tensor, first, steps)
-    offsets = cast(emit(aten.sub.Tensor, cast(positions, axis.dtype), centers), torch.float64)
+    scale = cast(axis.scale(), torch.float64)
+    step = emit(aten.clamp.default, scale, 1.0)
+    middles = emit(aten.add.Scalar, cast(_as_column(axis, axis.places), torch.float64), 0.5)
+    centers = cast(emit(aten.mul.Tensor, scale, middles), axis.dtype)
+    is_read = _are_covered(axis, elements, centers, cast(emit(aten.mul.Scalar, step, width / 2), axis.dtype))
+    offsets = cast(emit(aten.sub.Tensor, cast(elements, axis.dtype), centers), torch.float64)
+    inverse = cast(cast(emit(aten.reciprocal.default, step), axis.dtype), torch.float64)
     distances = emit(aten.mul.Tensor, emit(aten.add.Scalar, offsets, 0.5), inverse)
-    is_read = emit(aten.lt.Tensor, positions, behind)
     weights = filter_(axis, cast(distances, axis.dtype))
     weights = emit(aten.where.self, is_read, weights, emit(aten.zeros_like.default, weights))
-    total = emit(aten.sum.dim_IntList, weights, [0], True)
+    total = emit(aten.sum.dim_IntList, weights, [1], True)
     divisor = emit(aten.masked_fill.Scalar, total, emit(aten.eq.Scalar, total, 0), 1)
     # An axis that keeps its size is not resized.
-    itself = emit(aten.eq.Tensor, positions, axis.places)
-    is_read = emit(aten.where.self, emit(aten.eq.Tensor, axis.size, axis.out), itself, is_read)
-    inside = emit(aten.clamp.default, emit(aten.minimum.default, positions, axis.last), 0)
-    return _Windows(inside, emit(aten.div.Tensor, weights, divisor), is_read)
+    itself, keeps = (
+        emit(aten.eq.Tensor, *pair) for pair in ((elements, _as_column(axis, axis.places)), (axis.size, axis.out))
+    )
+    return emit(aten.div.Tensor, weights, divisor), emit(aten.where.self, keeps, itself, is_read)
 
 
-def _nearest_edge(axis: Axis, bounds: Node) -> Node:
-    """The whole number nearest to a bound, truncated toward zero in float64."""
+def _are_covered(axis: Axis, elements: Node, centers: Node, reach: Node) -> Node:
+    """Whether elements are in the input and within the reach of the centers: their bounds are rounded to whole numbers."""
+    emit = axis.emit
+    first, behind = (_nearest_whole(axis, emit(op, centers, reach)) for op in (aten.sub.Tensor, aten.add.Tensor))
+    behind = emit(aten.minimum.default, behind, axis.size)
+    return emit(aten.logical_and.default, emit(aten.ge.Tensor, elements, first), emit(aten.lt.Tensor, elements, behind))
+
+
+def _nearest_whole(axis: Axis, bounds: Node) -> Node:
+    """The nearest whole numbers, by truncation toward zero in float64."""
     halves = axis.emit(aten.add.Scalar, axis.cast(bounds, torch.float64), 0.5)
     return axis.cast(axis.emit(aten.trunc.default, halves), torch.int64)
+
+
+def _as_column(axis: Axis, row: Node) -> Node:
+    return axis.emit(aten.view.default, row, [-1, 1])
+
+
+def _axis(call: RuleContext, read: Dim, made: Dim, place: int) -> Axis:
+    build, value = call.build, call.tensors[0]
+    size, out = (build.scalar(single_factor(dim).size) for dim in (read, made))
+    dtype = value.meta.dtype if value.meta.dtype.is_floating_point else torch.float64
+    factor = scale_factor(call, len(value.dims), place)
+    return Axis(build, size, out, padded_size(made), factor, dtype, bool(call["align_corners"]), None)
 
 
 def _triangle(axis: Axis, distances: Node) -> Node:
