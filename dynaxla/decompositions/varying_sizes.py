@@ -1,6 +1,6 @@
-"""Ops without a pad rule that are made of ops which have one, where a size varies.
+"""Ops that are made of others where a size or a number varies, as these have pad rules or take any number.
 
-Where every size is known the op stays whole: its body is the shorter program.
+Where nothing varies the op stays whole: its body is the shorter program.
 """
 
 from __future__ import annotations
@@ -24,15 +24,38 @@ aten = torch.ops.aten
 
 @cache
 def decompositions_of_varying_sizes() -> Mapping[OpOverload, Decomposition]:
-    """Returns them by op; each leaves a call whose sizes are all known to the op."""
-    torchs = decompositions_of((aten.block_diag, aten.col2im, aten.narrow_copy))
-    return MappingProxyType({op: _if_sizes_vary(rewrite) for op, rewrite in {**torchs, **_OWN}.items()})
+    """Returns them by op; each leaves a call to the op in which nothing varies."""
+    of_sizes = {**decompositions_of((aten.block_diag, aten.col2im, aten.narrow_copy)), **_OWN}
+    return MappingProxyType(
+        {
+            **{op: _if_varied(rewrite, (Tensor, *_NUMBERS)) for op, rewrite in of_sizes.items()},
+            **{op: _if_varied(rewrite, _NUMBERS) for op, rewrite in decompositions_of(_WITH_NUMBERS).items()},
+        }
+    )
 
 
-def _if_sizes_vary(rewrite: Decomposition) -> Decomposition:
+_NUMBERS = (torch.SymInt, torch.SymFloat)
+_WITH_NUMBERS = (
+    *(
+        aten.celu,
+        aten.elu,
+        aten.elu_backward,
+        aten.hardtanh,
+        aten.hardtanh_backward,
+        aten.leaky_relu,
+        aten.leaky_relu_backward,
+    ),
+    *(aten.softplus, aten.softplus_backward, aten.threshold, aten.threshold_backward),
+    *(aten.lerp, aten.addcmul, aten.addcdiv, aten.addmm, aten.addmv, aten.baddbmm),
+)
+"""Ops with a number that their pad rules take for a constant, such as a slope that changes from call to call."""
+
+
+def _if_varied(rewrite: Decomposition, kinds: tuple[type, ...]) -> Decomposition:
+    """The decomposition of calls with an argument of these kinds that varies."""
+
     def decompose(*arguments: Any, **options: Any) -> Any:
-        values = tree_leaves((arguments, options))
-        if not any(varies(value) for value in values if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat))):
+        if not any(isinstance(value, kinds) and varies(value) for value in tree_leaves((arguments, options))):
             return NotImplemented
         return rewrite(*arguments, **options)
 

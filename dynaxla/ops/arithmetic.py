@@ -60,10 +60,8 @@ def _product(x: jax.Array, factor: jax.Array) -> jax.Array:
 )
 def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
     def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
-        if jnp.iscomplexobj(b):
-            return a + _product(
-                b, cast(-alpha, torch_dtype(b))
-            )  # the opposite of a number, with zero as its imaginary part
+        if jnp.iscomplexobj(b):  # the factor is the opposite of a number: its imaginary part is a zero above zero
+            return a + _product(b, cast(-alpha, torch_dtype(b)))
         return a - b * cast(alpha, torch_dtype(b))
 
     return compute(subtract, self, other, exact_scalars=True)

@@ -31,7 +31,7 @@ def divide(a: jax.Array, b: jax.Array) -> jax.Array:
     first, second = jnp.where(is_flat, a.real, a.imag), jnp.where(is_flat, a.imag, a.real)
     ratio = small / large
     scale = 1 / (large + small * ratio)
-    imaginary = jnp.where(is_flat, second - first * ratio, second * -1 + first * ratio)
+    imaginary = jnp.where(is_flat, second - first * ratio, first * ratio - second)
     quotient = lax.complex((first + second * ratio) * scale, imaginary * scale)
     by_zero = lax.complex(a.real / jnp.abs(b.real), a.imag / jnp.abs(b.real))
     return jnp.where(b == 0, by_zero, quotient)

@@ -206,8 +206,13 @@ def check_slope(is_result: str, *slopes: str) -> Check:
 
     def check(node: Node) -> str | None:
         given = arguments_of(node)
-        slope = sum(given[name] for name in slopes) / len(slopes)
-        return f"a slope of {slope}, in place" if given[is_result] and slope < 0 else None
+        values = [given[name] for name in slopes]
+        if not given[is_result]:
+            return None
+        if any(isinstance(value, Node) for value in values):
+            return "a slope that varies, in place"
+        slope = sum(values) / len(values)
+        return f"a slope of {slope}, in place" if slope < 0 else None
 
     return check
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.dynamic_spec import IntVar, ParamsSpec
 
 import dynaxla
@@ -110,6 +111,77 @@ def test_a_number_that_a_rule_takes_for_no_size_has_a_program_for_every_value(
         for size, value in ((12, 2), (9, 2), (16, 2), (13, -100), (11, -100), (30, 2), (17, -100), (10, 2)):
             _check(compiled, _ignoring, torch.randn(size, 4), value)
     assert dynaxla.read_metrics().exact_shapes == before
+
+
+WITH_NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "leaky_relu": lambda x, p: F.leaky_relu(x, p),
+    "leaky_relu_": lambda x, p: F.leaky_relu_(x * 2, p),
+    "elu": lambda x, p: F.elu(x, p),
+    "celu": lambda x, p: F.celu(x, p),
+    "softplus": lambda x, p: F.softplus(x, p),
+    "hardtanh": lambda x, p: F.hardtanh(x, -p, 2 * p),
+    "threshold": lambda x, p: F.threshold(x, p, 0.5),
+    "lerp": lambda x, p: torch.lerp(x, x.cos(), p),
+    "addcmul": lambda x, p: torch.addcmul(x, x, x.cos(), value=p),
+    "addcdiv": lambda x, p: torch.addcdiv(x, x, x.cos() + 2, value=p),
+    "addmm": lambda x, p: torch.addmm(x, x, torch.ones(4, 4), beta=p, alpha=2 * p),
+    "baddbmm": lambda x, p: torch.baddbmm(x[None], x[None], torch.ones(1, 4, 4), beta=p),
+    "addmv": lambda x, p: torch.addmv(x[:, 0], x, torch.ones(4), alpha=p),
+}
+
+
+@pytest.mark.parametrize("name", ["celu", "lerp"])
+def test_a_number_of_a_size_without_gradients_is_no_constant(name: str, recorder: Recorder) -> None:
+    """With gradients torch captures these anew for every number, with every backend."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return WITH_NUMBERS[name](x, 1 / x.shape[0])
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    before = dynaxla.read_metrics().exact_shapes
+    with recorder.expect(compiles=1, eager_ops=0):
+        for size in (9, 11, 12, 16):
+            x = torch.randn(size, 4)
+            compare([compiled(x)], [function(x)], f"at {size}")
+    assert dynaxla.read_metrics().exact_shapes == before
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_NUMBERS if name not in ("celu", "lerp")])
+def test_a_number_of_a_size_is_no_constant(name: str, recorder: Recorder) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return WITH_NUMBERS[name](x, 1 / x.shape[0])
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    before = dynaxla.read_metrics().exact_shapes
+    with recorder.expect(compiles=2, eager_ops=0):
+        for size in (9, 11, 12, 16):
+            _compare_gradients(compiled, function, torch.randn(size, 4))
+    assert dynaxla.read_metrics().exact_shapes == before
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "leaky_relu_", "elu", "softplus", "threshold", "addcdiv"])
+def test_a_number_that_changes_needs_no_program(name: str, recorder: Recorder) -> None:
+    """torch captures the other functions anew for every number, with every backend."""
+    function = WITH_NUMBERS[name]
+    compiled = torch.compile(function, backend="dynaxla")
+    for size, number in ((9, 0.5), (10, 0.25)):
+        _compare_gradients(compiled, function, torch.randn(size, 4), number)
+    with recorder.expect(compiles=0, eager_ops=0):
+        for size, number in ((11, 0.125), (12, 0.7), (16, 0.3), (9, 1.5)):
+            _compare_gradients(compiled, function, torch.randn(size, 4), number)
+
+
+def _compare_gradients(
+    compiled: Callable[..., Any], function: Callable[..., Any], x: torch.Tensor, *rest: float
+) -> None:
+    """Compares results and gradients with eager's."""
+    both = []
+    for run in (compiled, function):
+        given = x.clone().requires_grad_()
+        result = run(given, *rest)
+        result.square().sum().backward()
+        both.append((result.detach(), given.grad))
+    compare(*both, f"{rest} at {len(x)}")
 
 
 def _in_a_shape(x: torch.Tensor, n: int) -> tuple[Any, ...]:
