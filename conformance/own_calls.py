@@ -15,6 +15,7 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, UNSHARD
 from dynaxla.custom_ops.max_pool_gradient import MAX_POOL2D_GRADIENT, MAX_POOL3D_GRADIENT
+from dynaxla.custom_ops.weighted_sums import WEIGHTED_SUMS
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -142,6 +143,14 @@ def _max_pool(space: int) -> Callable[[Draw], Iterator[Arguments]]:
     return calls
 
 
+def _weighted_sums(draw: Draw) -> Iterator[Arguments]:
+    for rows in ((4,), (2, 3), (2, 0), ()):
+        for is_read in (draw(3, 5) > -0.5, torch.zeros(3, 5, dtype=torch.bool)):
+            yield draw(*rows, 5), draw(3, 5), is_read
+    for value in (math.nan, math.inf):
+        yield _with(draw(2, 5), value), draw(3, 5), draw(3, 5) > -0.5
+
+
 _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     CONSTRAIN: _annotated("data;"),
     UNSHARD: _annotated("data"),
@@ -152,6 +161,7 @@ _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     internal.CONVOLUTION: _convolution,
     MAX_POOL2D_GRADIENT: _max_pool(2),
     MAX_POOL3D_GRADIENT: _max_pool(3),
+    WEIGHTED_SUMS: _weighted_sums,
     internal.ATTENTION: _attention,
     FLASH: _flash,
 }

@@ -75,10 +75,10 @@ def _formulas_agree(node: torch.fx.Node, x: torch.Tensor) -> bool:
 
 def check_width(node: torch.fx.Node) -> str | None:
     """Refuses a result one element wide, and higher, if torch's CPU kernel gives every row the first row's elements."""
-    height, width = node.meta["val"].shape[-2:]
+    height, width = argument(node, "output_size")
     by_rows = node.target not in PLAIN or tensor_of(node, "self").dtype == torch.uint8
-    is_narrow = isinstance(width, int) and width == 1
-    wrong = by_rows and is_narrow and not (isinstance(height, int) and height <= 1)
+    is_higher = not isinstance(height, int) or height > 1  # a size that varies is a node
+    wrong = by_rows and isinstance(width, int) and width == 1 and is_higher
     return "torch's own kernel repeats the first row of a result one element wide" if wrong else None
 
 
