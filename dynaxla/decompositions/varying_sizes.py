@@ -26,10 +26,11 @@ aten = torch.ops.aten
 def decompositions_of_varying_sizes() -> Mapping[OpOverload, Decomposition]:
     """Returns them by op; each leaves a call to the op in which nothing varies."""
     of_sizes = {**decompositions_of((aten.block_diag, aten.col2im, aten.narrow_copy)), **_OWN}
+    of_numbers = {**decompositions_of(_WITH_NUMBERS), **_OWN_OF_NUMBERS}
     return MappingProxyType(
         {
             **{op: _if_varied(rewrite, (Tensor, *_NUMBERS)) for op, rewrite in of_sizes.items()},
-            **{op: _if_varied(rewrite, _NUMBERS) for op, rewrite in decompositions_of(_WITH_NUMBERS).items()},
+            **{op: _if_varied(rewrite, _NUMBERS) for op, rewrite in of_numbers.items()},
         }
     )
 
@@ -46,7 +47,7 @@ _WITH_NUMBERS = (
         aten.leaky_relu_backward,
     ),
     *(aten.softplus, aten.softplus_backward, aten.threshold, aten.threshold_backward),
-    *(aten.lerp, aten.addcmul, aten.addcdiv, aten.addmm, aten.addmv, aten.baddbmm),
+    *(aten.addcmul, aten.addcdiv),
 )
 """Ops with a number that their pad rules take for a constant, such as a slope that changes from call to call."""
 
@@ -77,6 +78,27 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alph
     left = batch1.transpose(0, 1).reshape(batch1.shape[1], -1)
     right = batch2.reshape(-1, batch2.shape[2])
     return torch.addmm(x, left, right, beta=beta, alpha=alpha)
+
+
+def _scaled_product(
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    beta: Number = 1,
+    alpha: Number = 1,
+) -> Any:
+    """addmm and others: the product is first in the sum, as the result is row-major like it."""
+    if x.dtype.itemsize < 4 or (not varies(beta) and beta == 0):
+        return NotImplemented
+    return multiply(left, right) * alpha + x * beta
+
+
+def _lerp(x: Tensor, end: Tensor, weight: Number) -> Any:
+    if x.dtype.itemsize < 4:
+        return NotImplemented  # whose weight is not rounded to 16 bits
+    return torch.lerp(x, end, torch.scalar_tensor(weight, dtype=x.dtype, device=x.device))
 
 
 def _dist(x: Tensor, other: Tensor, p: float = 2) -> Tensor:
@@ -161,5 +183,14 @@ _OWN: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
         aten.adaptive_max_pool3d_backward.default: partial(_adaptive_max_backward, 3),
         aten.searchsorted.Scalar: _search_number,
         aten.bucketize.Scalar: _place_number,
+    }
+)
+
+_OWN_OF_NUMBERS: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.addmm.default: partial(_scaled_product, torch.mm),
+        aten.addmv.default: partial(_scaled_product, torch.mv),
+        aten.baddbmm.default: partial(_scaled_product, torch.bmm),
+        aten.lerp.Scalar: _lerp,
     }
 )

@@ -60,4 +60,14 @@ PIECES = [
     case("index_put", "fold_batch", lambda x: F.fold(x, (5, 5), 2, stride=3).sum(0), floats(None, 12, 4), sizes=SHORT),
     case("slice", "narrow_copy", lambda x: torch.narrow_copy(x, 0, 1, x.shape[0] - 2), floats(None, 3), sizes=SHORT),
 ]  # fmt: skip
-CASES: list[Case] = [*READS, *PRODUCTS, *PIECES]
+NUMBERS = [
+    case("elementwise", "between_transposed", lambda x: torch.lerp(x.t(), x.t() * 2, 1 / x.shape[0]), floats(None, 3), sizes=SHORT),
+    case("elementwise", "slope_of_transposed", lambda x: F.leaky_relu(x.t(), 1 / x.shape[0]), floats(None, 3), sizes=SHORT),
+    case("product", "scaled_products_of_transposed",
+         lambda x: (torch.addmm(x[:3].t(), x.t(), x, beta=1 / x.shape[0]), torch.addmv(x[0], x.t(), x[:, 1], alpha=x.shape[0])),
+         floats(None, 3), sizes=SHORT),
+    case("product", "scaled_batches_of_transposed",
+         lambda x: torch.baddbmm(x[None].mT, x[None].mT, torch.ones(1, x.shape[0], x.shape[0]), beta=1 / x.shape[0]),
+         floats(None, 4), sizes=SHORT),
+]  # fmt: skip
+CASES: list[Case] = [*READS, *PRODUCTS, *PIECES, *NUMBERS]
