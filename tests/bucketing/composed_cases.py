@@ -61,7 +61,8 @@ PIECES = [
     case("slice", "narrow_copy", lambda x: torch.narrow_copy(x, 0, 1, x.shape[0] - 2), floats(None, 3), sizes=SHORT),
 ]  # fmt: skip
 NUMBERS = [
-    case("elementwise", "between_transposed", lambda x: torch.lerp(x.t(), x.t() * 2, 1 / x.shape[0]), floats(None, 3), sizes=SHORT),
+    case("elementwise", "between_transposed", lambda x: torch.lerp(x.t(), x.t() * 2, 1 / x.shape[0]), floats(None, 3),
+         sizes=SHORT),
     case("elementwise", "slope_of_transposed", lambda x: F.leaky_relu(x.t(), 1 / x.shape[0]), floats(None, 3), sizes=SHORT),
     case("product", "scaled_products_of_transposed",
          lambda x: (torch.addmm(x[:3].t(), x.t(), x, beta=1 / x.shape[0]), torch.addmv(x[0], x.t(), x[:, 1], alpha=x.shape[0])),
