@@ -37,17 +37,9 @@ def decompositions_of_varying_sizes() -> Mapping[OpOverload, Decomposition]:
 
 _NUMBERS = (torch.SymInt, torch.SymFloat)
 _WITH_NUMBERS = (
-    *(
-        aten.celu,
-        aten.elu,
-        aten.elu_backward,
-        aten.hardtanh,
-        aten.hardtanh_backward,
-        aten.leaky_relu,
-        aten.leaky_relu_backward,
-    ),
-    *(aten.softplus, aten.softplus_backward, aten.threshold, aten.threshold_backward),
-    *(aten.addcmul, aten.addcdiv),
+    *(aten.celu, aten.elu, aten.elu_backward, aten.hardtanh, aten.hardtanh_backward),
+    *(aten.leaky_relu, aten.leaky_relu_backward, aten.softplus, aten.softplus_backward),
+    *(aten.threshold, aten.threshold_backward, aten.addcmul, aten.addcdiv),
 )
 """Ops with a number that their pad rules take for a constant, such as a slope that changes from call to call."""
 
