@@ -81,6 +81,10 @@ FIXED: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+FEWER = ("a slope", "alpha and beta")
+"""Without gradients one capture of these takes any number, so that there are fewer to be found."""
+
+
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("what", FIXED)
 def test_a_float_that_is_a_constant_of_a_capture_is_guarded_where_it_is_found(
@@ -98,16 +102,20 @@ def test_a_float_that_is_a_constant_of_a_capture_is_guarded_where_it_is_found(
                 gradients = torch.autograd.grad(y.sum(), x) if train else ()
                 found.append(torch.cat([y.detach().view(-1), *gradients]))
             assert_close(*found)
-    assert recorder.snapshot().captures_loaded - before >= 4
+    least = 3 if what in FEWER and not train else 4
+    assert recorder.snapshot().captures_loaded - before >= least
 
 
+@pytest.mark.parametrize("function", [lambda x, m: x * m, FIXED["a slope"]])
 @torch.no_grad()
-def test_a_float_that_varies_is_an_input_of_a_stored_capture(recorder: Recorder) -> None:
+def test_a_float_that_varies_is_an_input_of_a_stored_capture(
+    function: Callable[[Tensor, float], Tensor], recorder: Recorder
+) -> None:
     for loaded in (0, 2):
-        compiled, before = compile_anew(lambda x, m: x * m), len(recorder.snapshot().captured)
+        compiled, before = compile_anew(function), len(recorder.snapshot().captured)
         with recorder.expect(captures_loaded=loaded):
             for number in (1.5, 2.5, 3.5):
-                assert_close(compiled(torch.ones(1), number), torch.ones(1) * number)
+                assert_close(compiled(torch.ones(1), number), function(torch.ones(1), number))
         assert len(recorder.snapshot().captured) - before == 2
 
 
