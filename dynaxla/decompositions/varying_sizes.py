@@ -65,7 +65,7 @@ def _addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Num
 
 def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Any:
     """One product over the batches and the inner dim."""
-    if x.dtype.itemsize < 4 or x.dim() < 2:
+    if x.dtype.itemsize < 4 or x.dim() < 2 or varies(alpha) or alpha == 0:
         return NotImplemented
     left = batch1.transpose(0, 1).reshape(batch1.shape[1], -1)
     right = batch2.reshape(-1, batch2.shape[2])
@@ -81,10 +81,14 @@ def _scaled_product(
     beta: Number = 1,
     alpha: Number = 1,
 ) -> Any:
-    """addmm and others: the product is first in the sum, as the result is row-major like it."""
-    if x.dtype.itemsize < 4 or (not varies(beta) and beta == 0):
+    """addmm and others with a beta that varies. The product is first in the sum, as the result is row-major like it.
+
+    NaN in x counts for nothing where beta is 0. Whether NaN in the product does where alpha is depends on eager's library.
+    """
+    if x.dtype.itemsize < 4 or varies(alpha) or alpha == 0:
         return NotImplemented
-    return multiply(left, right) * alpha + x * beta
+    is_read = torch.scalar_tensor(beta, dtype=torch.float64, device=x.device) != 0
+    return multiply(left, right) * alpha + torch.where(is_read, x * beta, 0)
 
 
 def _lerp(x: Tensor, end: Tensor, weight: Number) -> Any:

@@ -65,7 +65,7 @@ NUMBERS = [
          sizes=SHORT),
     case("elementwise", "slope_of_transposed", lambda x: F.leaky_relu(x.t(), 1 / x.shape[0]), floats(None, 3), sizes=SHORT),
     case("product", "scaled_products_of_transposed",
-         lambda x: (torch.addmm(x[:3].t(), x.t(), x, beta=1 / x.shape[0]), torch.addmv(x[0], x.t(), x[:, 1], alpha=x.shape[0])),
+         lambda x: (torch.addmm(x[:3].t(), x.t(), x, beta=1 / x.shape[0]), torch.addmv(x[0], x.t(), x[:, 1], beta=x.shape[0])),
          floats(None, 3), sizes=SHORT),
     case("product", "scaled_batches_of_transposed",
          lambda x: torch.baddbmm(x[None].mT, x[None].mT, torch.ones(1, x.shape[0], x.shape[0]), beta=1 / x.shape[0]),
