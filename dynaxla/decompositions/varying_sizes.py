@@ -126,12 +126,15 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 def _global_max(rank: int, x: Tensor, output_size: list[int]) -> Any:
-    """adaptive_max_pool of images of `rank` dims to one pixel: the largest element and its index in the image."""
+    """adaptive_max_pool of images of `rank` dims to one pixel: the largest element and its index in the image, which is that of
+    the first of equal elements, of the last NaN."""
     if any(not isinstance(n, int) or n != 1 for n in output_size) or not _gives_row_major(x):
         return NotImplemented
     shape = [*x.shape[:-rank], *[1] * rank]
-    values, places = x.flatten(-rank).max(-1)
-    return values.view(shape), places.view(shape)
+    row = x.flatten(-rank)
+    values, places = row.max(-1)
+    last_nan = torch.where(row.isnan(), torch.arange(row.shape[-1], device=x.device), 0).amax(-1)
+    return values.view(shape), torch.where(values.isnan(), last_nan, places).view(shape)
 
 
 def _adaptive_max_backward(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:

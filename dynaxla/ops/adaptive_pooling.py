@@ -50,7 +50,7 @@ def adaptive_avg_pool3d_backward(grad_output: Array, x: Array) -> Array:
     pad=adaptive_pooling_rules.adaptive_pool,
 )
 def adaptive_max_pool(x: Array, output_size: list[int]) -> tuple[Array, Array]:
-    """The largest value of each window and its flat index in the image."""
+    """The largest value of each window and its flat index in the image: that of the first of equal values, of the last NaN."""
     dims = len(output_size)
     values = x
     places = jnp.arange(math.prod(x.shape[-dims:]), dtype=jnp.int64).reshape(x.shape[-dims:])
@@ -82,11 +82,18 @@ def _mean_of_parts(x: Array, axis: int, size: int) -> Array:
     return total / jnp.asarray(counts, x.dtype)
 
 
+def find_maximum(values: Array, axis: int) -> Array:
+    """The index along an axis, which is kept, of the last NaN or, without NaN, of the first of the largest values."""
+    is_nan = jnp.isnan(values)
+    last_nan = values.shape[axis] - 1 - jnp.argmax(jnp.flip(is_nan, axis), axis, keepdims=True)
+    return jnp.where(is_nan.any(axis, keepdims=True), last_nan, jnp.argmax(values, axis, keepdims=True))
+
+
 def _highest_of_parts(values: Array, places: Array, axis: int, size: int) -> tuple[Array, Array]:
     positions, own = _parts(values.shape[axis], size)
     own = own.reshape(*own.shape, *[1] * (values.ndim - axis - 1))
     taken = jnp.where(own, jnp.take(values, positions, axis=axis), lowest_of(values))
     from_where = jnp.take(places, positions, axis=axis)
-    best = jnp.argmax(taken, axis + 1, keepdims=True)  # the first of equal values; NaN counts as largest
+    best = find_maximum(taken, axis + 1)
     chosen = jnp.take_along_axis(from_where, best, axis + 1)
     return jnp.take_along_axis(taken, best, axis + 1).squeeze(axis + 1), chosen.squeeze(axis + 1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from dynaxla.ops.adaptive_pooling import find_maximum
 from dynaxla.ops.dtypes import WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_inexact
 from dynaxla.ops.record import OpFamily
@@ -44,16 +45,9 @@ def _pool(
     flat_places = places.reshape(*batch, math.prod(output_size), math.prod(kernel))
     flat = x.reshape(*batch, 1, math.prod(sizes))
     values = jnp.take_along_axis(flat, flat_places, -1)
-    chosen = _first_largest(values)[..., None]
+    chosen = find_maximum(values, -1)
     maxima, indices = (jnp.take_along_axis(y, chosen, -1) for y in (values, flat_places))
     return maxima.reshape(*batch, *output_size), indices.reshape(*batch, *output_size)
-
-
-def _first_largest(values: jax.Array) -> jax.Array:
-    """The index of the last NaN or, without NaN, of the first of the largest values."""
-    is_nan = jnp.isnan(values)
-    last_nan = values.shape[-1] - 1 - jnp.argmax(is_nan[..., ::-1], -1)
-    return jnp.where(is_nan.any(-1), last_nan, jnp.argmax(values, -1))
 
 
 @OPS.op(aten.fractional_max_pool2d.default, check=check_inexact("self"), dtypes=WIDE_FLOATS | {torch.int64})

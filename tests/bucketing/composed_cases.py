@@ -58,6 +58,9 @@ PIECES = [
     case("index_put", "fold", lambda x: F.fold(F.unfold(x, 2, padding=1), x.shape[2:], 2, padding=1),
          lengths("2", "3", "s", "s+1"), sizes=SHORT),
     case("index_put", "fold_batch", lambda x: F.fold(x, (5, 5), 2, stride=3).sum(0), floats(None, 12, 4), sizes=SHORT),
+    case("reduction", "global_max",
+         lambda x: F.adaptive_max_pool2d(torch.where(x > 1, torch.nan, x), 1, return_indices=True),
+         lengths("2", "4", "s", "s+1"), sizes=SHORT),
     case("slice", "narrow_copy", lambda x: torch.narrow_copy(x, 0, 1, x.shape[0] - 2), floats(None, 3), sizes=SHORT),
 ]  # fmt: skip
 NUMBERS = [

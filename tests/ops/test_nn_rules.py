@@ -98,6 +98,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten._adaptive_avg_pool2d.default, (WITH_NAN, [4, 5]), {}),
     (aten._adaptive_avg_pool2d.default, (WITH_NAN, [8, 3]), {}),
     (aten.adaptive_max_pool2d.default, (torch.ones(2, 5, 7), [3, 4]), {}),
+    (aten.adaptive_max_pool2d.default, (torch.full((2, 5, 7), torch.nan), [3, 4]), {}),
     (aten.convolution.default, (randn(2, 4, 9), randn(6, 2, 3), randn(6), [2], [1], [2], False, [0], 2), {}),
     (aten.convolution.default, (randn(2, 4, 9), randn(4, 3, 3), randn(6), [2], [1], [2], True, [1], 2), {}),
     (
