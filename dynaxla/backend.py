@@ -22,7 +22,7 @@ from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
 from dynaxla.options import Options, check_mode
 from dynaxla.partition.error_boundary import Boundary
-from dynaxla.partition.op_support import capture_refusal, refuse_inputs
+from dynaxla.partition.op_support import capture_refusal, make_moved_reason, refuse_inputs
 from dynaxla.passes.manager import CapturedGraph, find_static_inputs
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.saved_activations import partition_saving_padded, saved_outputs
@@ -36,7 +36,7 @@ from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forwa
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
-from dynaxla.torch_api.input_memory import drop_own_memory
+from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.torch_api.random_numbers import take_full_precision
 from dynaxla.torch_api.symbols import add_deferred_checks
@@ -180,9 +180,9 @@ class GraphCompiler:
             declared=self._function.declared,
             default=_policies(self._target),
         )
-        builder = self._builder()
+        builder, memory = self._builder(), find_input_memory(module)
         self._placement = self._place_inputs(example_inputs)
-        tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing)
+        tag = None if self._overridden else find_tag(module, builder, example_inputs, self._placement.listing, memory)
 
         def capture(
             make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any], inputs: Sequence[Any]
@@ -203,8 +203,31 @@ class GraphCompiler:
             return function if is_packaging() else call_directly(function)
 
         if tag is None:
-            return capture(lambda convert: lambda module, _: builder.build(convert(module)), example_inputs)
-        return KeptCapture(capture, builder).find(tag, example_inputs)
+            captured = capture(lambda convert: lambda module, _: builder.build(convert(module)), example_inputs)
+        else:
+            captured = KeptCapture(capture, builder).find(tag, example_inputs)
+        return captured if memory is None or is_packaging() else self._hold_memory(captured, module, memory)
+
+    def _hold_memory(
+        self, captured: Callable[..., Any], module: GraphModule, memory: InputMemory
+    ) -> Callable[..., Any]:
+        """Makes a function that runs the graph in eager where its inputs lie in memory otherwise than in the first call."""
+        first: tuple[object, ...] | None = None
+        is_told = False
+
+        def run(*args: Any) -> Any:
+            nonlocal first, is_told
+            now = memory.read(args)
+            if first is None:
+                first = now
+            if now == first:
+                return captured(*args)
+            if not is_told or self._options.fallback == "error":
+                is_told = True
+                self._boundary.leave(make_moved_reason("a captured graph"), module)
+            return module.forward(*args)
+
+        return run
 
     def _refused_graph(self, module: GraphModule) -> Callable[..., Any]:
         """Returns the function of a graph that Dynamo captured for a frozen function: the miss policy serves each call."""

@@ -22,18 +22,26 @@ from dynaxla.options import Options
 from dynaxla.torch_api import capture_cache
 from dynaxla.torch_api.capture_state import find_replaced_formula, read_floats
 from dynaxla.torch_api.fakes import get_view_base, memory_of
+from dynaxla.torch_api.input_memory import InputMemory
 from dynaxla.torch_api.overloads import namespace
 
 _TORCHS = frozenset("aten prims prim rngprims quantized quantized_decomposed _quantized mkldnn dynaxla".split())
 """Namespaces whose operators change with versions alone, which are a part of every key."""
 
 
-def find_tag(module: GraphModule, builder: GraphBuilder, inputs: Sequence[Any], placement: str = "") -> str | None:
+def find_tag(
+    module: GraphModule,
+    builder: GraphBuilder,
+    inputs: Sequence[Any],
+    placement: str = "",
+    memory: InputMemory | None = None,
+) -> str | None:
     """The tag of a graph of Dynamo's for torch's keys; None if its capture is not kept. Why not, where it could be, is counted.
 
     Args:
         inputs: its inputs, as Dynamo hands them over.
         placement: which of them are on a mesh.
+        memory: what the capture takes for granted of where they lie.
 
     Raises:
         PackageError: it is captured for a package, and a policy cannot go along.
@@ -58,7 +66,8 @@ def find_tag(module: GraphModule, builder: GraphBuilder, inputs: Sequence[Any], 
     if why is None:
         try:
             known = shared.registered.current
-            given = f"{placement} {describe_inputs(inputs)} {read_floats()}"
+            places = [str(inputs[i].storage_offset()) for i in (() if memory is None else memory.placed)]
+            given = f"{placement} {describe_inputs(inputs)} {places} {read_floats()}"
             return capture_tag(options, builder.policies, known, packaged=packaged, inputs=given)
         except CannotTag as error:
             why = str(error)

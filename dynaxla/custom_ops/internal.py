@@ -105,11 +105,12 @@ def _(x: Tensor, y: Tensor) -> Tensor:
 
 @torch.library.custom_op("dynaxla::gather_strided", mutates_args=())
 def gather_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
-    """Copies `as_strided` of a row-major tensor that starts its storage.
+    """Copies `as_strided` of a row-major copy of a tensor, so that the offset counts from its first element.
 
     It has its own name because torch-mlir's importer rewrites `aten.as_strided` itself and raises for graphs without a module.
     """
-    return x.contiguous().as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+    row_major = x.clone(memory_format=torch.contiguous_format)
+    return row_major.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
 @gather_strided.register_fake

@@ -33,12 +33,11 @@ OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
 
 
 def check_own_storage(node: torch.fx.Node) -> str | None:
-    """Refuses a strided view unless the input is contiguous and fills its storage."""
-    x = tensor_of(node, "self")
-    if not x.is_contiguous() or x.storage_offset() != 0:
+    """Refuses a strided view unless the input is contiguous, and starts its storage if the offset counts from there."""
+    x, offset = tensor_of(node, "self"), argument(node, "storage_offset")
+    if not x.is_contiguous() or (offset is not None and x.storage_offset() != 0):
         return "the input is itself a view with another storage layout"
-    size, stride = argument(node, "size"), argument(node, "stride")
-    offset = argument(node, "storage_offset") or 0
+    size, stride, offset = argument(node, "size"), argument(node, "stride"), offset or 0
     if not all(isinstance(number, int) for number in (*size, *stride, offset)):
         return "the view's sizes or strides vary"
     if math.prod(size) == 0:

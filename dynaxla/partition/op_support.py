@@ -37,6 +37,7 @@ _COMPILE_TRANSFORM = "call it outside, or compile what transforms, as torch.comp
 _GIVE_DENSE = "call it with x.to_dense()"
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
+_CLONE = "call it with copies, x.clone()"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
@@ -131,6 +132,15 @@ def make_surrounded_reason(what: str) -> FallbackReason:
         "a dispatch mode"
     )
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_COMPILE_TRANSFORM)
+
+
+def make_moved_reason(what: str) -> FallbackReason:
+    """Why a call of a captured graph runs in eager whose inputs lie in memory otherwise than when it was captured."""
+    detail = (
+        "inputs that it writes to share memory otherwise than when it was captured, or as_strided counts from the start of "
+        "their storage and they lie elsewhere in it"
+    )
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_CLONE)
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:

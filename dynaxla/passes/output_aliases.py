@@ -3,7 +3,8 @@
 Each result of an executable has memory of its own, so a write into one would not be seen in the other. AOTAutograd makes some
 of these views itself, but not all: it takes views of an input by `split` or `unbind` that need a gradient, and those that
 a user's autograd function returns, as the graph gives them, and where sizes vary it replays a view by the strides and the
-offset of the graph's result, which are others in an executable's memory.
+offset of the graph's result, which are others in an executable's memory. So a view of an input to which the graph writes is
+taken of the input, and not of its new value.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from torch.fx import Graph, GraphModule, Node
 from dynaxla.fx.edit import has_memory, holds_tensors, is_view, memory_of, tolerate_strides
 from dynaxla.partition.output_views import Aliases
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
+from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import Saved
 
 
-def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
+def split_aliases(module: GraphModule, saved: Saved, inputs: GraphInputs | None = None) -> Aliases | None:
     """Takes the outputs that torch is to make out of a graph, which gives None for them.
 
     Args:
+        inputs: what AOTAutograd knows of the graph's inputs.
         saved: what a forward keeps for the backward alone. No output that a view is made of may be such: torch's view ops may
             ask for its strides.
 
@@ -38,6 +41,8 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     if not isinstance(returned, (tuple, list)):
         return None
     kept = list(returned)
+    if inputs is not None:
+        _view_inputs(graph, kept, inputs)
     varies = _varies(graph)
     if saved.inputs and not varies:
         return None
@@ -63,6 +68,27 @@ def split_aliases(module: GraphModule, saved: Saved) -> Aliases | None:
     output.args = (tuple(kept),)
     graph.eliminate_dead_code()
     return Aliases(places, tuple(kept.index(base) for base in bases), len(returned), make)
+
+
+def _view_inputs(graph: Graph, results: list[Any], inputs: GraphInputs) -> None:
+    """Takes the results that are views of inputs of the inputs' new values no more, which lie elsewhere in memory."""
+    placeholders = graph.find_nodes(op="placeholder")
+    written = {write.input: results[write.result] for write in inputs.writes if write.data and not write.metadata}
+    for place, index in inputs.views.items():
+        if index in written and is_view(results[place]):
+            results[place] = _replayed(graph, results[place], {written[index]: placeholders[index]})
+
+
+def _replayed(graph: Graph, view: Node, values: dict[Node, Node]) -> Node:
+    """The view made anew, of other values where `values` has them; the view itself where it is made of none of these."""
+    if view in values:
+        return values[view]
+    if is_view(view):
+        operands = {node: _replayed(graph, node, values) for node in view.all_input_nodes}
+        if any(made is not node for node, made in operands.items()):
+            with graph.inserting_before(graph.output_node()):
+                values[view] = graph.node_copy(view, operands.__getitem__)
+    return values.get(view, view)
 
 
 def _shared_memory(outputs: Sequence[Any], saved: Saved) -> set[int]:
@@ -119,7 +145,7 @@ def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Nod
 
 
 def _run(graph: CapturedGraph, context: PassContext) -> CapturedGraph:
-    split = split_aliases(graph.module, graph.saved)
+    split = split_aliases(graph.module, graph.saved, graph.inputs)
     if split is None:
         return graph
     outputs: Any = graph.module.graph.output_node().args[0]

@@ -11,10 +11,11 @@ from torch.fx import Graph, Node
 from torch.types import IntLikeType
 
 from dynaxla.custom_ops import internal
-from dynaxla.fx.edit import call_before, memory_of, replace
+from dynaxla.fx.edit import call_before, insert_before, memory_of, replace
 from dynaxla.fx.permutations import find_row_major_order
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.symbols import expression
 from dynaxla.types import KEPT_VIEW
 
 aten = torch.ops.aten
@@ -43,47 +44,79 @@ def _scatter_into_owner(graph: Graph, node: Node) -> None:
     owner = _owner(view)
     if owner is view or not _alike(owner, view):
         return
-    sizes, strides, start = _layout(graph, node, view)
+    place: Number | None = _start_in(owner, view)
+    if offset is None and place is not None and owner.meta["val"].is_contiguous():
+        owner = call_before(graph, node, aten.clone.default, (owner,), {"memory_format": torch.contiguous_format})
+    else:
+        place = _read(graph, node, view, view.meta["val"].storage_offset(), aten.sym_storage_offset.default)
     written = call_before(
-        graph, node, aten.as_strided_scatter.default, (owner, source, size, stride, start if offset is None else offset)
+        graph, node, aten.as_strided_scatter.default, (owner, source, size, stride, place if offset is None else offset)
     )
-    replace(graph, node, aten.as_strided.default, (written, sizes, strides, start))
+    replace(graph, node, aten.as_strided.default, (written, *_layout(graph, node, view), place))
 
 
-def _layout(graph: Graph, node: Node, view: Node) -> tuple[list[Number], list[Number], Number]:
-    """Sizes, strides and offset of a view, as numbers or as nodes in front of `node`."""
-
-    def read(value: IntLikeType, target: OpOverload, *dim: int) -> Number:
-        if type(value) is int:
-            return value
-        with graph.inserting_before(node):
-            made = graph.call_function(target, (view, *dim))
-        made.meta["val"] = value
-        return made
-
+def _layout(graph: Graph, node: Node, view: Node) -> tuple[list[Number], list[Number]]:
+    """Sizes and strides of a view, as numbers or as nodes in front of `node`."""
     value = view.meta["val"]
-    sizes = [read(size, aten.sym_size.int, dim) for dim, size in enumerate(value.shape)]
-    strides = [read(stride, aten.sym_stride.int, dim) for dim, stride in enumerate(value.stride())]
-    return sizes, strides, read(value.storage_offset(), aten.sym_storage_offset.default)
+    sizes = [_read(graph, node, view, size, aten.sym_size.int, dim) for dim, size in enumerate(value.shape)]
+    strides = [_read(graph, node, view, step, aten.sym_stride.int, dim) for dim, step in enumerate(value.stride())]
+    return sizes, strides
+
+
+def _read(graph: Graph, node: Node, tensor: Node, value: IntLikeType, target: OpOverload, *dim: int) -> Number:
+    """A number of a tensor's layout: itself, or where it varies a node in front of `node`."""
+    return value if type(value) is int else insert_before(node, target, (tensor, *dim), {}, value)
+
+
+def _start_in(owner: Node, view: Node) -> int | None:
+    """Where a view begins, counted in elements from the first of the tensor that made its memory; None if that varies.
+
+    It is the same in every call. Where an input begins in its storage is not, and nothing guards on it.
+    """
+    begins = view.meta["val"].storage_offset() - owner.meta["val"].storage_offset()
+    return int(begins) if type(begins) is int or expression(begins).is_Integer else None
 
 
 def _rewrite(graph: Graph, node: Node) -> None:
     view, size, stride, offset = _arguments(node, "self", "size", "stride", "storage_offset")
-    if offset is None:
-        offset = view.meta["val"].storage_offset()
     source = _as_elements_of(graph, node, view, _owner(view))
-    value = source.meta["val"]
-    node.args, node.kwargs = (source, size, stride, offset), {}
-    numbers = (*value.shape, *value.stride(), *size, *stride, offset)
-    plain = all(type(n) is int for n in numbers)
-    if value.storage_offset() != 0 or (plain and not _reaches(value, size, stride, offset)):
+    start = offset if offset is not None or not _alike(source, view) else _start_in(source, view)
+    if start is not None and _gather(graph, node, source, (size, stride, start), is_relative=offset is None):
         return
+    if offset is None and source is not view:
+        offset = _place(graph, node, source, view)
+    node.args, node.kwargs = (source, size, stride, offset), {}
+
+
+def _gather(graph: Graph, node: Node, source: Node, layout: tuple[Any, Any, Any], *, is_relative: bool) -> bool:
+    """Reads elements of a tensor by their numbers in it, where they are its own; whether it did.
+
+    Args:
+        layout: sizes, strides and the number of the first element.
+        is_relative: whether that counts from the tensor's first element, not from its storage's.
+    """
+    value, (size, stride, start) = source.meta["val"], layout
+    plain = all(type(n) is int for n in (*value.shape, *value.stride(), *size, *stride, start))
+    if not is_relative and value.storage_offset() != 0:
+        return False
+    if plain and (start < 0 or not _reaches(value, size, stride, start)):
+        return False
     order = find_row_major_order(value) if plain else None  # asked of symbols, it would add a guard
     if order is not None:
         source = call_before(graph, node, aten.permute.default, (source, list(order)))
     elif not value.is_contiguous():
-        return
-    replace(graph, node, internal.GATHER_STRIDED, (source, size, stride, offset))
+        return False
+    replace(graph, node, internal.GATHER_STRIDED, (source, size, stride, start))
+    return True
+
+
+def _place(graph: Graph, node: Node, source: Node, view: Node) -> Number:
+    """Where a view begins in the storage of the tensor that made its memory."""
+    place, start = view.meta["val"].storage_offset(), _start_in(source, view)
+    if source.op != "placeholder" or start is None:
+        return _read(graph, node, view, place, aten.sym_storage_offset.default)
+    begins = insert_before(node, aten.sym_storage_offset.default, (source,), {}, source.meta["val"].storage_offset())
+    return insert_before(node, operator.add, (begins, start), {}, place)
 
 
 def _arguments(node: Node, *names: str) -> tuple[Any, ...]:

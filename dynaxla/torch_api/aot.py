@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch._prims.rng_prims as rng_prims
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, TangentAOTInput
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import (
@@ -119,17 +120,21 @@ class GraphInputs:
     Attributes:
         static: positions of parameters and buffers, whose memory is the same at every call.
         writes: the inputs that the graph mutates.
+        views: by the position of a result that AOTAutograd makes a view of an input at each call, that input: of the graph's
+            result it reads sizes, strides and offset alone.
     """
 
     static: frozenset[int]
     writes: tuple[InputWrite, ...]
+    views: Mapping[int, int] = field(default_factory=dict)
 
 
 def get_forward_inputs() -> GraphInputs | None:
     """Returns the analysis of the inputs of the graph that AOTAutograd is compiling; None outside of torch.compile.
 
     Relies on `fw_metadata` of the tracing context: `static_input_indices`, `mutated_inp_runtime_indices`, `input_info` with
-    `mutates_data`, `mutates_metadata` and `requires_grad`, and `tokens`, whose results precede the new values of inputs.
+    `mutates_data`, `mutates_metadata` and `requires_grad`, `output_info` with `output_type` and `base_idx`, and `tokens`, whose
+    results precede the new values of inputs, which precede the user's.
     """
     context = TracingContext.try_get()
     found = None if context is None else context.fw_metadata
@@ -141,7 +146,13 @@ def get_forward_inputs() -> GraphInputs | None:
         InputWrite(index, result, info.mutates_data, info.mutates_metadata, info.requires_grad)
         for index, result, info in infos
     )
-    return GraphInputs(frozenset(found.static_input_indices), writes)
+    given = enumerate(found.output_info, start=len(found.tokens) + len(writes))
+    views = {
+        i: each.base_idx
+        for i, each in given
+        if each.output_type is OutputType.alias_of_input and each.base_idx is not None
+    }
+    return GraphInputs(frozenset(found.static_input_indices), writes, views)
 
 
 def written_inputs(joint: Graph) -> frozenset[int]:

@@ -1,14 +1,21 @@
-"""Inputs that a graph of Dynamo's gives memory, `x.data = y`."""
+"""The memory of inputs of a graph of Dynamo's: what the graph gives them, `x.data = y`, and what captures take for granted."""
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._autograd import _get_data_attr  # type: ignore[attr-defined]
-from torch.fx import GraphModule, Node
+from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dynaxla.torch_api.fakes import captured_value
+from dynaxla.torch_api.fakes import captured_value, memory_of
 
 _TAKES_VERSION_BACK = "_lower_version_count_by_1"  # a local function of Dynamo's
 
@@ -57,3 +64,106 @@ def _is_like(option: Any, given: torch.Tensor) -> bool:
     if isinstance(option, (torch.device, str)):
         return torch.device(option) == given.device
     return option is None or option is False or option is given.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class InputMemory:
+    """What a capture takes for granted of where its inputs lie, and none of Dynamo's guards asks: AOTAutograd looks at it once.
+
+    Attributes:
+        placed: inputs whose place in their storage counts, as `as_strided` with an offset counts from the storage's start.
+        shared: inputs some of which the graph writes to: those that overlap are captured as views of one tensor.
+    """
+
+    placed: tuple[int, ...]
+    shared: tuple[int, ...]
+
+    def read(self, inputs: Sequence[Any]) -> tuple[object, ...]:
+        """The facts of a call's inputs, which are those of the capture's where its graph computes the same of both.
+
+        Relies on `compute_overlapping_tensors`, by which AOTAutograd decides.
+        """
+        places = tuple(inputs[i].storage_offset() for i in self.placed)
+        memories: dict[int, list[int]] = defaultdict(list)
+        for i in self.shared:
+            memories[memory_of(inputs[i])].append(i)
+        if len(memories) == len(self.shared):
+            return places, ()
+        overlaps = []
+        for found in memories.values():
+            numbers = compute_overlapping_tensors([inputs[i] for i in found], symbolic=False) if len(found) > 1 else ()
+            overlaps.append([(found[number], inputs[found[number]].storage_offset()) for number in sorted(numbers)])
+        return places, tuple(map(tuple, filter(None, overlaps)))
+
+
+def find_input_memory(module: GraphModule) -> InputMemory | None:
+    """What the capture of a graph will take for granted of its inputs' memory; None for nothing, as of nearly all graphs.
+
+    Parameters and buffers, and what else torch knows to keep its memory, are left out of `shared`. Relies on
+    `meta["tensor_dict"]` of placeholders, with `_dynamo_static_input_type`.
+    """
+    nodes = module.graph.find_nodes(op="placeholder")
+    tensors = {i: node for i, node in enumerate(nodes) if _is_plain(captured_value(node))}
+    placed = tuple(tensors) if any(map(_reads_at_a_place, module.graph.nodes)) else ()
+    moving = {i: memory_of(captured_value(node)) for i, node in tensors.items() if not _is_static(node)}
+    shared = tuple(moving) if len(moving) > 1 and not _written_memory(module.graph).isdisjoint(moving.values()) else ()
+    return InputMemory(placed, shared) if placed or shared else None
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_traceable_wrapper_subclass(value)
+    )
+
+
+def _is_static(node: Node) -> bool:
+    kept = node.meta.get("tensor_dict") or {}
+    return isinstance(captured_value(node), torch.nn.Parameter) or "_dynamo_static_input_type" in kept
+
+
+def _reads_at_a_place(node: Node) -> bool:
+    """Whether a call is `as_strided`, or a variant of it, with an offset."""
+    if not node.op.startswith("call_") or "as_strided" not in _name_of(node):
+        return False
+    before = 4 if "scatter" in _name_of(node) else 3
+    return len(node.args) > before or node.kwargs.get("storage_offset") is not None
+
+
+def _written_memory(graph: Graph) -> set[int]:
+    """The memory of tensors to which a graph may write, and of more: Dynamo's graph calls functions without schemas."""
+    values = (captured_value(written) for node in graph.nodes for written in _written(node))
+    return {memory_of(value) for value in values if _is_plain(value)}
+
+
+def _written(node: Node) -> Iterator[Node]:
+    """The operands that a call may write to."""
+    if not node.op.startswith("call_"):
+        return
+    target, name = node.target, _name_of(node)
+    may_write_all = (
+        isinstance(target, HigherOrderOperator)
+        or (isinstance(target, OpOverload) and target._schema.is_mutable)
+        or (
+            isinstance(target, OpOverloadPacket) and any(overload._schema.is_mutable for overload in _overloads(target))
+        )
+        or node.op == "call_module"
+        or any(given is True for given in (*node.args, *node.kwargs.values()))  # as inplace=True
+        or "out" in node.kwargs
+    )
+    if may_write_all:
+        yield from node.all_input_nodes
+    elif node.args and (name in _WRITING or (name.endswith("_") and not name.endswith("__"))):
+        first = node.args[0]
+        yield from (n for n in (first if isinstance(first, (list, tuple)) else (first,)) if isinstance(n, Node))
+
+
+_WRITING = {"setitem", "__setitem__", *(name for name in vars(operator) if name.startswith(("i", "__i")))}
+"""The functions of `operator` that write: iadd and its like; a few that do not, such as indexOf, are no harm."""
+
+
+def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+def _name_of(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

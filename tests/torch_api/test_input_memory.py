@@ -1,8 +1,9 @@
-"""Inputs that a graph gives the memory that they have: Dynamo's form of it, and what is left of it."""
+"""Inputs that a graph gives the memory that they have, and what captures take for granted of inputs' memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from dynaxla.errors import UnsupportedError
 from dynaxla.observe.recorder import Recorder
-from dynaxla.torch_api.input_memory import drop_own_memory
+from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
 from tests.tolerances import assert_close
 from tests.torch_api.boundary import boundary
 
@@ -88,3 +89,50 @@ def test_other_memory_is_refused_as_before(name: str) -> None:
     for run in (torch.compile(ours, backend="dynaxla"), eagers):
         run(x)
     assert_close(ours.layer.weight.detach(), eagers.layer.weight.detach())
+
+
+def find_of(function: Callable[..., Any], *args: torch.Tensor) -> InputMemory | None:
+    """What is taken for granted of the inputs of a function's first graph."""
+    found: list[InputMemory | None] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(find_input_memory(module))
+        return module.forward
+
+    torch.compile(function, backend=keep)(*args)
+    return found[0]
+
+
+class Cache(nn.Module):
+    """Writes to a buffer, which Dynamo gives the graph as an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Buffer(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.kept.add_(x)
+        return self.kept * y
+
+
+@boundary("input_memory.find_input_memory")
+def test_what_a_capture_takes_for_granted() -> None:
+    x, y = torch.zeros(4), torch.ones(4)
+    assert find_of(lambda x, y: x + y, x, y) is None
+    assert find_of(lambda x, y: x.add(1).mul_(2) + y, x, y) is None
+    assert find_of(lambda x: x.mul_(2), x) is None
+    assert find_of(lambda x, y: x.mul_(2) + y, x, y) == InputMemory((), (0, 1))
+    assert find_of(lambda x, y: x.view(2, 2)[0].mul_(2) + y[:2], x, y) == InputMemory((), (0, 1))
+    assert find_of(lambda x, y: x.as_strided((2,), (1,)) + y[:2], x, y) is None
+    assert find_of(lambda x, y: x.as_strided((2,), (1,), 1) + y[:2], x, y) == InputMemory((0, 1), ())
+    assert find_of(Cache(), x, y) is None
+
+
+@boundary("input_memory.InputMemory")
+def test_where_inputs_lie() -> None:
+    memory, whole = torch.zeros(12), torch.zeros(4)
+    shared, columns = InputMemory((), (0, 1)), memory.view(3, 4)
+    assert shared.read([whole, memory[:4]]) == shared.read([memory[:4], memory[4:8]]) == ((), ())
+    assert shared.read([columns[:, :2], columns[:, 2:]]) == ((), ())
+    assert shared.read([memory[:4], memory[3:7]]) == ((), (((0, 0), (1, 3)),))
+    assert InputMemory((0,), ()).read([memory[3:]]) == ((3,), ())
