@@ -17,9 +17,9 @@ Function = Callable[..., Any]
 
 
 def _write_one_half(x: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2)
-    first.add_(second)
-    return second
+    half = x.shape[0] // 2
+    x[:half].add_(x[half:])
+    return x[half:]
 
 
 def _write_a_slice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -85,6 +85,24 @@ def test_an_input_elsewhere_in_its_storage(name: str, places: Sequence[int], dyn
     function = FUNCTIONS[name]
     compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
     assert observe(function, compiled, places, take_one) == observe(function, function, places, take_one)
+
+
+@pytest.mark.parametrize("dynamic", quick([False, True, None], None))
+@pytest.mark.parametrize("places", [(0, 2, 1), (2, 0), (2, 3)])
+@pytest.mark.parametrize("name", quick(FUNCTIONS, "a half that is not written"))
+def test_gradients_of_an_input_elsewhere_in_its_storage(name: str, places: Sequence[int], dynamic: bool | None) -> None:
+    def observe_gradients(call: Function) -> list[Any]:
+        leaf, seen = torch.arange(40.0, requires_grad=True), list[Any]()
+        for place in places:
+            memory = leaf * 1
+            results = [each for each in tree_leaves(call(memory[place : place + 16])) if each.requires_grad]
+            loss = sum((each * torch.arange(1.0, each.numel() + 1).view(each.shape)).sum() for each in results)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            seen += [gradient.tolist(), memory.tolist(), [(each.tolist(), each.stride()) for each in results]]
+        return seen
+
+    compiled = torch.compile(FUNCTIONS[name], backend="dynaxla", dynamic=dynamic)
+    assert observe_gradients(compiled) == observe_gradients(FUNCTIONS[name])
 
 
 def test_windows_of_an_input_elsewhere_are_one_program(recorder: Recorder) -> None:

@@ -76,6 +76,8 @@ def reason_for_jax(node: Node) -> str | None:
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
     if {torch.float16, torch.bfloat16} <= {value.dtype for value in operands}:
         return "float16 beside bfloat16: torch-mlir compares them in one of the two, not in float32"
+    if len({value.dtype for value in operands}) > 1 and len({value.dim() == 0 for value in operands}) > 1:
+        return "a tensor of no dims of another dtype: torch-mlir compares in its dtype, torch in that of the tensor with dims"
     if any(value.dim() == 0 for value in operands) and _takes_dims(node):
         return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
     return None

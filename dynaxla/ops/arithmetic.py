@@ -43,7 +43,7 @@ OPS = OpFamily()
 
 @OPS.op(aten.add.Tensor, aten.add.Scalar, check=check_scales("alpha"))
 def add(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
-    return compute(lambda a, b: a + _product(b, cast(alpha, torch_dtype(b))), self, other, exact_scalars=True)
+    return compute(lambda a, b: a + _product(b, cast(alpha, torch_dtype(b))), self, other, exact_scalars=(0, 1))
 
 
 def _product(x: jax.Array, factor: jax.Array) -> jax.Array:
@@ -64,7 +64,7 @@ def sub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
             return a + _product(b, cast(-alpha, torch_dtype(b)))
         return a - b * cast(alpha, torch_dtype(b))
 
-    return compute(subtract, self, other, exact_scalars=True)
+    return compute(subtract, self, other, exact_scalars=(0, 1))
 
 
 @OPS.op(
@@ -77,7 +77,7 @@ def rsub(self: Operand, other: Operand, alpha: Scalar = 1) -> jax.Array:
 
 @OPS.op(aten.mul.Tensor, aten.mul.Scalar)
 def mul(self: Operand, other: Operand) -> jax.Array:
-    return compute(_product, self, other, exact_scalars=True)
+    return compute(_product, self, other, exact_scalars=(0, 1))
 
 
 @OPS.op(aten.neg.default)

@@ -20,6 +20,7 @@ from dynaxla.ops.dtypes import STORED, XLA_DTYPES
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import JNP_DTYPES
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 
 aten = torch.ops.aten
 OPS = OpFamily(STORED)
@@ -34,7 +35,17 @@ def fill_tensor(size: Size, value: Scalar, dtype: torch.dtype | None) -> jax.Arr
     return jnp.full(tuple(size), constant(value, chosen))
 
 
-@OPS.op(aten.full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
+_LOWEST_BIT = Finding(
+    Verdict.WRONG,
+    XLA_DTYPES,
+    "full([1], 2, dtype=bool) is False: its lowest bit",
+    calls=lambda node: node.meta["val"].dtype is torch.bool,
+)
+
+
+@OPS.op(
+    aten.full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation, torch_mlir=(_LOWEST_BIT,)
+)
 def full(size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object) -> jax.Array:
     return fill_tensor(size, fill_value, dtype or default_dtype(fill_value))
 
@@ -82,7 +93,9 @@ def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **_: object) ->
     return filled_like(x, x.shape, 1, dtype)
 
 
-@OPS.op(aten.new_full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation)
+@OPS.op(
+    aten.new_full.default, check=check_numbers_fit("fill_value"), pad=indexing_rules.creation, torch_mlir=(_LOWEST_BIT,)
+)
 def new_full(
     x: jax.Array, size: Size, fill_value: Scalar, *, dtype: torch.dtype | None = None, **_: object
 ) -> jax.Array:

@@ -19,7 +19,7 @@ OPS = OpFamily()
 
 @OPS.op(aten.div.Tensor, aten.div.Scalar)
 def div(self: Operand, other: Operand) -> jax.Array:
-    return compute(divide, self, other, inexact=True, exact_scalars=True)
+    return compute(divide, self, other, inexact=True, exact_scalars=(0, 1))
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -43,14 +43,16 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return div(self, other)
     if rounding_mode == "floor":
-        return compute(_floor_div, self, other)
-    dtype = result_dtype(self, other)
-    return compute(lambda a, b: _trunc_div(a, b, dtype), self, other)
+        return compute(_floor_div, self, other, exact_scalars=(1,))
+    # torch rounds the quotient to 16 bits before it cuts off, but not that by a number.
+    dtype, has_dims = result_dtype(self, other), isinstance(other, jax.Array) and other.ndim > 0
+    dtype = dtype if has_dims or not dtype.is_floating_point else torch.float32
+    return compute(lambda a, b: _trunc_div(a, b, dtype), self, other, exact_scalars=(1,))
 
 
 @OPS.op(aten.floor_divide.default, aten.floor_divide.Scalar, check=check_divisor, pad=elementwise_rules.elementwise)
 def floor_divide(self: Operand, other: Operand) -> jax.Array:
-    return compute(_floor_div, self, other)
+    return compute(_floor_div, self, other, exact_scalars=(1,))
 
 
 @OPS.op(aten.remainder.Tensor, dtypes=REAL_NUMBERS)

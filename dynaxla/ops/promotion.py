@@ -6,7 +6,7 @@ body casts its operands to a common dtype first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -125,21 +125,22 @@ def promote(*operands: Operand) -> tuple[jax.Array, ...]:
 
 
 def compute(
-    function: Callable[..., jax.Array], *operands: Operand, inexact: bool = False, exact_scalars: bool = False
+    function: Callable[..., jax.Array], *operands: Operand, inexact: bool = False, exact_scalars: Collection[int] = ()
 ) -> jax.Array:
     """Applies an elementwise function in torch's computation dtype and rounds to torch's result dtype.
 
-    `inexact` casts integers to float32 first. `exact_scalars` casts Python scalars and 0-d tensors to the computation
-    dtype without rounding them to the result dtype, as torch's add, sub, mul and div do for the 16-bit floats.
+    `inexact` casts integers to float32 first. `exact_scalars` are the places of operands that, if they are Python scalars or
+    0-d tensors, are cast to the computation dtype without rounding them to the result dtype, as torch's add, sub, mul and div
+    do for the 16-bit floats.
     """
     dtype = result_dtype(*operands)
     if inexact:
         dtype = inexact_dtype(dtype)
     wide = opmath_dtype(dtype)
     arguments = []
-    for operand in operands:
+    for place, operand in enumerate(operands):
         is_scalar = not isinstance(operand, jax.Array) or operand.ndim == 0
-        rounded = operand if exact_scalars and is_scalar else cast(operand, dtype)
+        rounded = operand if place in exact_scalars and is_scalar else cast(operand, dtype)
         arguments.append(cast(rounded, wide))
     return cast(function(*arguments), dtype)
 

@@ -29,7 +29,7 @@ from dynaxla.ops.record import OpFamily
 
 aten = torch.ops.aten
 OPS = OpFamily(STORED)
-OWN_STORAGE = "the input is contiguous and fills its storage from offset 0"
+OWN_STORAGE = "the input is contiguous, and starts its storage if an offset is given"
 
 
 def check_own_storage(node: torch.fx.Node) -> str | None:

@@ -28,6 +28,7 @@ from dynaxla.fx.graph_utils import opaque_class_of, tensors_of
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import captured_value, get_view_base, is_given_fake, is_view
+from dynaxla.torch_api.input_memory import writes_at_a_place
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
 from dynaxla.torch_api.transforms import is_functional
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
@@ -145,7 +146,8 @@ def make_moved_reason(what: str) -> FallbackReason:
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:
     """Returns why AOTAutograd cannot capture a graph of Dynamo's, or would give wrong gradients; None if neither is so."""
-    return _swapped_input(module) or _resized_memory(module) or _gradient_of_an_overlap(module)
+    refusals = (_swapped_input, _resized_memory, _gradient_of_an_overlap, _write_at_a_place)
+    return next(filter(None, (refuse(module) for refuse in refusals)), None)
 
 
 def _swapped_input(module: GraphModule) -> FallbackReason | None:
@@ -180,6 +182,16 @@ def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
         return None
     detail = "a result is a view of an input whose elements share memory, and which requires a gradient"
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
+
+
+def _write_at_a_place(module: GraphModule) -> FallbackReason | None:
+    """Refuses a write to `as_strided` with an offset that AOTAutograd would make elsewhere in memory."""
+    if not writes_at_a_place(module):
+        return None
+    detail = (
+        "it writes to `as_strided` with an offset, of an input that requires a gradient and begins later in its storage"
+    )
+    return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_CLONE)
 
 
 def _overlaps(value: torch.Tensor) -> bool:

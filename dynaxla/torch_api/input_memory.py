@@ -110,6 +110,21 @@ def find_input_memory(module: GraphModule) -> InputMemory | None:
     return InputMemory(placed, shared) if placed or shared else None
 
 
+def writes_at_a_place(module: GraphModule) -> bool:
+    """Whether a graph writes to a part of an input's storage, counted from the storage's start, and AOTAutograd takes the
+    input's own start for that: of an input that begins later and requires a gradient."""
+    if not torch.is_grad_enabled() or not any(map(_reads_at_a_place, module.graph.nodes)):
+        return False
+    values = [captured_value(node) for node in module.graph.find_nodes(op="placeholder")]
+    inner = [each for each in values if _is_plain(each) and each.requires_grad and not _starts_storage(each)]
+    return not _written_memory(module.graph).isdisjoint(map(memory_of, inner))
+
+
+def _starts_storage(value: torch.Tensor) -> bool:
+    offset = value.storage_offset()
+    return type(offset) is int and offset == 0
+
+
 def _is_plain(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_traceable_wrapper_subclass(value)

@@ -48,3 +48,22 @@ def test_all_pairs(name: str) -> None:
     found = torch.compile(run, backend="dynaxla")(pairs)
     wrong = [(a.dtype, b.dtype) for (a, b), mine in zip(pairs, found, strict=True) if not mine.equal(compare(a, b))]
     assert not wrong
+
+
+@pytest.mark.parametrize("name", quick(COMPARISONS, "eq", "lt"))
+def test_a_tensor_of_no_dims(name: str) -> None:
+    """It takes the dtype of what it is compared with, if both are of one kind: 0.1 in float64 is 0.1 in float32."""
+    compare = COMPARISONS[name]
+    numbers = torch.tensor((1, 257, 2**24 + 1, 2**40 + 1, 0.1, 10000.3), dtype=torch.float64)
+    wholes = numbers.to(torch.int64)
+    pairs = [
+        (_numbers(a), (numbers if b.is_floating_point else wholes).to(b)) for a, b in itertools.product(DTYPES, DTYPES)
+    ]
+
+    def run(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        return [compare(*pair) for a, b in pairs for one in b for pair in ((a, one), (one, a))]
+
+    found = torch.compile(run, backend="dynaxla")(pairs)
+    expected = run(pairs)
+    wrong = [i for i, (mine, eager) in enumerate(zip(found, expected, strict=True)) if not mine.equal(eager)]
+    assert not wrong

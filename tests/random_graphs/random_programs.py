@@ -83,12 +83,16 @@ class Program:
         return made
 
 
-def make_inputs(specs: Sequence[InputSpec]) -> list[torch.Tensor]:
-    """Fresh tensors with the same values, strides and sharing at every call."""
+def make_inputs(specs: Sequence[InputSpec], before: int = 0) -> list[torch.Tensor]:
+    """Fresh tensors with the same values, strides and sharing at every call.
+
+    Args:
+        before: so many elements lie in front of each in its storage.
+    """
     made: list[torch.Tensor] = []
     for spec in specs:
         if spec.shares is None:
-            made.append(_make_input(spec))
+            made.append(_move(_make_input(spec), before))
         elif spec.layout == "transposed":
             made.append(made[spec.shares].transpose(0, -1))
         elif spec.layout == "strided":
@@ -96,6 +100,15 @@ def make_inputs(specs: Sequence[InputSpec]) -> list[torch.Tensor]:
         else:
             made.append(made[spec.shares])
     return made
+
+
+def _move(x: torch.Tensor, before: int) -> torch.Tensor:
+    if not before:
+        return x
+    elements = x.untyped_storage().nbytes() // x.itemsize
+    memory = x.new_zeros(before + elements)
+    memory[before:] = x.as_strided((elements,), (1,), 0)
+    return memory.as_strided(x.shape, x.stride(), before + x.storage_offset())
 
 
 def _make_input(spec: InputSpec) -> torch.Tensor:

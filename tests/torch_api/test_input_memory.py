@@ -11,7 +11,7 @@ from torch import nn
 
 from dynaxla.errors import UnsupportedError
 from dynaxla.observe.recorder import Recorder
-from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
+from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory, writes_at_a_place
 from tests.tolerances import assert_close
 from tests.torch_api.boundary import boundary
 
@@ -136,3 +136,31 @@ def test_where_inputs_lie() -> None:
     assert shared.read([columns[:, :2], columns[:, 2:]]) == ((), ())
     assert shared.read([memory[:4], memory[3:7]]) == ((), (((0, 0), (1, 3)),))
     assert InputMemory((0,), ()).read([memory[3:]]) == ((3,), ())
+
+
+@boundary("input_memory.writes_at_a_place")
+def test_aot_autograd_writes_at_the_place_in_an_input() -> None:
+    """Why graphs are refused that `writes_at_a_place` finds: eager counts from the start of the storage."""
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2,), (1,), 3).mul_(0)
+        return x + 0
+
+    def is_found(x: torch.Tensor) -> bool:
+        found: list[bool] = []
+
+        def keep(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            found.append(writes_at_a_place(module))
+            return module.forward
+
+        torch._dynamo.reset()
+        torch.compile(write, backend=keep)(x)
+        return found[0]
+
+    memory = torch.ones(8, requires_grad=True)
+    assert write((memory * 1)[2:]).tolist() == [1, 0, 0, 1, 1, 1]
+    torch._dynamo.reset()
+    assert torch.compile(write, backend="aot_eager")((memory * 1)[2:]).tolist() == [1, 1, 1, 0, 0, 1]
+    assert is_found((memory * 1)[2:])
+    assert not is_found(memory * 1)
+    assert not is_found(torch.ones(8)[2:])
