@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.isolation.failures import CompilerFailure, KnownFailures
 from dynaxla.lowering.call_graph import op_call
-from dynaxla.ops.dtypes import FLOAT8
+from dynaxla.ops.dtypes import FLOAT8, INTEGERS_WITHOUT_BOOL
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.torch_api.overloads import OpOverload, parameters
 
@@ -74,14 +74,18 @@ def reason_for_jax(node: Node) -> str | None:
     operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
     if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
-    if {torch.float16, torch.bfloat16} <= {value.dtype for value in operands}:
-        return "float16 beside bfloat16: torch-mlir compares them in one of the two, not in float32"
+    if any(v.is_floating_point() for v in operands) and any(v.dtype in _NARROW for v in _tensors(node.meta["val"])):
+        return "floats that become integers of few bits: torch-mlir gives the nearest, torch what is left of the whole number"
+    if len({value.dtype for value in operands if value.is_floating_point()}) > 1:
+        return "floats of several dtypes: torch-mlir takes some steps in one of them, torch all in that of the result"
     if len({value.dtype for value in operands}) > 1 and len({value.dim() == 0 for value in operands}) > 1:
         return "a tensor of no dims of another dtype: torch-mlir compares in its dtype, torch in that of the tensor with dims"
     if any(value.dim() == 0 for value in operands) and _takes_dims(node):
         return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"
     return None
 
+
+_NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 
 _ODD = FLOAT8 | {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 

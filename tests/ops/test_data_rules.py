@@ -233,3 +233,18 @@ def test_a_truth_value_of_any_number() -> None:
     x = torch.ones(2)
     for mine, eager in zip(torch.compile(fill, backend="dynaxla")(x), fill(x), strict=True):
         assert mine.tolist() == eager.tolist()
+
+
+def test_floats_out_of_the_range_of_small_integers() -> None:
+    """The low bits of the whole number, not the nearest integer that there is."""
+
+    def convert(x: torch.Tensor) -> list[torch.Tensor]:
+        made: list[torch.Tensor] = []
+        for dtype in (torch.int8, torch.uint8, torch.int16):
+            made += [x.to(dtype), torch.zeros(2, 3, dtype=dtype).copy_(x), torch.zeros(2, dtype=dtype).fill_(x[0, 1])]
+            made += [x.sum(dtype=dtype), x.sum(0, dtype=dtype), x[:, :2].prod(0, dtype=dtype), x.cumsum(0, dtype=dtype)]
+        return made
+
+    x = torch.tensor([[1.5, -3.7, 130.0], [300.0, -200.0, 70000.0]])
+    for mine, eager in zip(torch.compile(convert, backend="dynaxla")(x), convert(x), strict=True):
+        assert mine.tolist() == eager.tolist()

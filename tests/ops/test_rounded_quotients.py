@@ -1,4 +1,4 @@
-"""Quotients that are rounded down or cut off: those of 16 bits by a number are exact until they are rounded."""
+"""Quotients that are rounded down or cut off, of 16 bits by a number, too; and sums of terms of several dtypes."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ def test_quotients_at_the_border_of_whole_numbers(name: str, dtype: torch.dtype)
         actual = torch.compile(quotient, backend="dynaxla", dynamic=False)(x, divisor)
         assert actual.dtype is expected.dtype
         assert torch.allclose(actual, expected, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["addcdiv", "addcmul"])
+def test_terms_of_several_dtypes(name: str) -> None:
+    """All steps are in the dtype of the result."""
+
+    def combine(x: Tensor, y: Tensor, z: Tensor) -> Tensor:  # Dynamo makes three ops of torch.addcdiv
+        return getattr(torch.ops.aten, name)(x, y, z, value=3.14)  # type: ignore[no-any-return]
+
+    x = torch.randn(5, 5, dtype=torch.float64)
+    numbers = 1 + 9 * torch.rand(5, 5, dtype=torch.float64)
+    for one in (torch.float16, torch.float32, torch.float64, torch.int64):
+        for other in (torch.float16, torch.float32, torch.float64):
+            y, z = numbers.to(one), numbers.mT.to(other)
+            actual, expected = torch.compile(combine, backend="dynaxla")(x, y, z), combine(x, y, z)
+            assert torch.allclose(actual, expected, rtol=1e-14, atol=1e-14)
