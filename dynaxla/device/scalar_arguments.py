@@ -193,11 +193,11 @@ def _rsub(x: Tensor, other: Any, alpha: Any = 1) -> Any:
 
 
 def _addcmul(x: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Any:
-    return _wide(x) + _wide(one) * value * _wide(other)
+    return _wide(x) + _wide(one.to(torch.result_type(x, one))) * value * _wide(other)
 
 
 def _addcdiv(x: Tensor, one: Tensor, other: Tensor, value: Any = 1) -> Any:
-    return _wide(x) + _wide(one) * value / _wide(other)
+    return _wide(x) + _wide(one.to(torch.result_type(x, one))) * value / _wide(other)
 
 
 def _lerp(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:

@@ -37,6 +37,22 @@ def test_numbers_are_inputs_of_programs() -> None:
             assert_close(mine, its)
 
 
+def test_scaled_products_of_several_dtypes() -> None:
+    """All steps are in the dtype of the result."""
+    x, y, z = torch.randn(5, 5, dtype=torch.float64), torch.randn(5, 5).bfloat16(), torch.rand(1, 5) + 1
+    there = [each.clone().to("dynaxla") for each in (x, y, z)]
+    for op in (torch.addcmul, torch.addcdiv):
+        expected = op(x, y, z, value=3.14)
+        assert torch.allclose(op(*there, value=3.14).cpu(), expected, rtol=1e-14, atol=1e-14)
+
+
+def test_converted_copies_keep_the_low_bits() -> None:
+    x = torch.tensor([1.5, -3.7, 130.0, 300.0])
+    for dtype in (torch.int8, torch.uint8, torch.int16):
+        assert torch.zeros(4, dtype=dtype, device="dynaxla").copy_(x.to("dynaxla")).tolist() == x.to(dtype).tolist()
+        assert x.to("dynaxla").sum(0, dtype=dtype).tolist() == x.sum(0, dtype=dtype).tolist()
+
+
 def test_every_op_with_numbers_takes_them() -> None:
     for op, (names, _) in lift_scalars().items():
         if op.namespace != "aten" or "foreach" in op.name():
