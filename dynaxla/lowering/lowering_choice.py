@@ -78,7 +78,8 @@ def reason_for_jax(node: Node) -> str | None:
         return "floats that become integers of few bits: torch-mlir gives the nearest, torch what is left of the whole number"
     if len({value.dtype for value in operands if value.is_floating_point()}) > 1:
         return "floats of several dtypes: torch-mlir takes some steps in one of them, torch all in that of the result"
-    if len({value.dtype for value in operands}) > 1 and len({value.dim() == 0 for value in operands}) > 1:
+    numbers = [value for value in operands if value.dtype is not torch.bool]
+    if len({value.dtype for value in numbers}) > 1 and len({value.dim() == 0 for value in numbers}) > 1:
         return "a tensor of no dims of another dtype: torch-mlir compares in its dtype, torch in that of the tensor with dims"
     if any(value.dim() == 0 for value in operands) and _takes_dims(node):
         return "a dim of a tensor that has none: torch-mlir refuses it, or never ends"

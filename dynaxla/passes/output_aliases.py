@@ -75,7 +75,7 @@ def _view_inputs(graph: Graph, results: list[Any], inputs: GraphInputs) -> None:
     placeholders = graph.find_nodes(op="placeholder")
     written = {write.input: results[write.result] for write in inputs.writes if write.data and not write.metadata}
     for place, index in inputs.views.items():
-        if index in written and is_view(results[place]):
+        if index in written and isinstance(results[place], Node) and is_view(results[place]):
             results[place] = _replayed(graph, results[place], {written[index]: placeholders[index]})
 
 

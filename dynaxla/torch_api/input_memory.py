@@ -172,8 +172,11 @@ def _written(node: Node) -> Iterator[Node]:
         yield from (n for n in (first if isinstance(first, (list, tuple)) else (first,)) if isinstance(n, Node))
 
 
-_WRITING = {"setitem", "__setitem__", *(name for name in vars(operator) if name.startswith(("i", "__i")))}
-"""The functions of `operator` that write: iadd and its like; a few that do not, such as indexOf, are no harm."""
+_IN_PLACE = {
+    name for name in vars(operator) if name.startswith("i") and {name[1:], f"{name[1:]}_"} & set(vars(operator))
+}
+_WRITING = {"setitem", "__setitem__", *_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)}
+"""The functions of `operator` that write: those like iadd and ior, beside add and or_."""
 
 
 def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
