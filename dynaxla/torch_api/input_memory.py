@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_data_attr  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -146,8 +147,15 @@ def _reads_at_a_place(node: Node) -> bool:
 
 def _written_memory(graph: Graph) -> set[int]:
     """The memory of tensors to which a graph may write, and of more: Dynamo's graph calls functions without schemas."""
-    values = (captured_value(written) for node in graph.nodes for written in _written(node))
+    values = (_unwrap(captured_value(written)) for node in graph.nodes for written in _written(node))
     return {memory_of(value) for value in values if _is_plain(value)}
+
+
+def _unwrap(value: Any) -> Any:
+    """The tensor that transforms of functions have wrapped. Relies on `torch._C._functorch`."""
+    while isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
 
 
 def _written(node: Node) -> Iterator[Node]:
