@@ -128,6 +128,12 @@ class GraphInputs:
     writes: tuple[InputWrite, ...]
     views: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def unread(self) -> frozenset[int]:
+        """The results of which no element is read, and which may have those that an input had before the graph wrote to it."""
+        written = {write.input for write in self.writes}
+        return frozenset(result for result, index in self.views.items() if index in written)
+
 
 def get_forward_inputs() -> GraphInputs | None:
     """Returns the analysis of the inputs of the graph that AOTAutograd is compiling; None outside of torch.compile.
