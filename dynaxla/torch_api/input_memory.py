@@ -127,9 +127,9 @@ def _starts_storage(value: torch.Tensor) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_traceable_wrapper_subclass(value)
-    )
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not is_traceable_wrapper_subclass(value) and not is_functorch_wrapped_tensor(value)
 
 
 def _is_static(node: Node) -> bool:
