@@ -58,8 +58,15 @@ FUNCTIONS: dict[str, Function] = {
     "windows scattered into": lambda x: torch.as_strided_scatter(x, torch.ones(2, 3), (2, 3), (3, 1)),
     "windows scattered into a view": lambda x: torch.as_strided_scatter(x[2:], torch.ones(2, 3), (2, 3), (3, 1)),
     "windows scattered at a place": lambda x: torch.as_strided_scatter(x, torch.ones(2, 3), (2, 3), (3, 1), 5),
+    "windows of no offset": lambda x: x.as_strided((2, 3), (3, 1), None) + 1,
     "copied windows": lambda x: torch.as_strided_copy(x[2:], (2, 3), (3, 1)),
 }
+
+OF_BITS: dict[str, Function] = {
+    "windows of another dtype": lambda x: x.view(torch.int32)[1:].as_strided((2, 3), (3, 1)) + 1,
+    "windows that reach too far": lambda x: x[2:8].view(torch.int32).as_strided((2, 3), (8, 1)) + 1,
+}
+"""These have no gradients."""
 
 
 def observe(function: Function, call: Function, places: Sequence[Any], take: Function) -> list[Any]:
@@ -80,9 +87,9 @@ def take_one(memory: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("dynamic", quick([False, True, None], None))
 @pytest.mark.parametrize("places", [(0, 2, 1), (2, 0), (2, 3)])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS | OF_BITS)
 def test_an_input_elsewhere_in_its_storage(name: str, places: Sequence[int], dynamic: bool | None) -> None:
-    function = FUNCTIONS[name]
+    function = (FUNCTIONS | OF_BITS)[name]
     compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
     assert observe(function, compiled, places, take_one) == observe(function, function, places, take_one)
 
@@ -103,6 +110,21 @@ def test_gradients_of_an_input_elsewhere_in_its_storage(name: str, places: Seque
 
     compiled = torch.compile(FUNCTIONS[name], backend="dynaxla", dynamic=dynamic)
     assert observe_gradients(compiled) == observe_gradients(FUNCTIONS[name])
+
+
+@pytest.mark.parametrize("dynamic", quick([False, True, None], None))
+@pytest.mark.parametrize("places", [(0, 2, 1), (2, 0), (2, 3)])
+@pytest.mark.parametrize(
+    "name", ["windows", "copied windows", "written windows", "windows scattered into", "windows scattered into a view"]
+)
+def test_an_input_that_is_transposed(name: str, places: Sequence[int], dynamic: bool | None) -> None:
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+
+    def take(memory: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
+        return (memory[place : place + 16].view(4, 4).t(),)
+
+    assert observe(function, compiled, places, take) == observe(function, function, places, take)
 
 
 def test_windows_of_an_input_elsewhere_are_one_program(recorder: Recorder) -> None:

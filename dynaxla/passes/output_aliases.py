@@ -73,9 +73,10 @@ def split_aliases(module: GraphModule, saved: Saved, inputs: GraphInputs | None 
 def _view_inputs(graph: Graph, results: list[Any], inputs: GraphInputs) -> None:
     """Takes the results that are views of inputs of the inputs' new values no more, which lie elsewhere in memory."""
     placeholders = graph.find_nodes(op="placeholder")
-    written = {write.input: results[write.result] for write in inputs.writes if write.data and not write.metadata}
-    for place, index in inputs.views.items():
-        if index in written and isinstance(results[place], Node) and is_view(results[place]):
+    written = {write.input: results[write.result] for write in inputs.writes}
+    for place in inputs.unread:
+        index = inputs.views[place]
+        if isinstance(results[place], Node) and is_view(results[place]):
             results[place] = _replayed(graph, results[place], {written[index]: placeholders[index]})
 
 

@@ -15,7 +15,7 @@ from dynaxla.fx.edit import call_before, insert_before, memory_of, replace
 from dynaxla.fx.permutations import find_row_major_order
 from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.symbols import expression
+from dynaxla.torch_api.symbols import expression, varies
 from dynaxla.types import KEPT_VIEW
 
 aten = torch.ops.aten
@@ -42,17 +42,22 @@ def _scatter_into_owner(graph: Graph, node: Node) -> None:
     """Writes into a copy of the memory behind a view and reads the view there again."""
     view, source, size, stride, offset = _arguments(node, "self", "src", "size", "stride", "storage_offset")
     owner = _owner(view)
-    if owner is view or not _alike(owner, view):
+    if owner is view or not _alike(owner, view) or (owner.op == "placeholder" and not _is_dense(owner.meta["val"])):
         return
     place: Number | None = _start_in(owner, view)
-    if offset is None and place is not None and owner.meta["val"].is_contiguous():
-        owner = call_before(graph, node, aten.clone.default, (owner,), {"memory_format": torch.contiguous_format})
+    if offset is None and place is not None and _is_dense(owner.meta["val"]):
+        owner = call_before(graph, node, aten.clone.default, (owner,))  # whose storage begins with its first element
     else:
         place = _read(graph, node, view, view.meta["val"].storage_offset(), aten.sym_storage_offset.default)
     written = call_before(
         graph, node, aten.as_strided_scatter.default, (owner, source, size, stride, place if offset is None else offset)
     )
     replace(graph, node, aten.as_strided.default, (written, *_layout(graph, node, view), place))
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether a copy of a tensor has its strides. Of symbolic strides only row-major ones are known."""
+    return value.is_contiguous() or (not varies(value) and find_row_major_order(value) is not None)
 
 
 def _layout(graph: Graph, node: Node, view: Node) -> tuple[list[Number], list[Number]]:
@@ -113,7 +118,7 @@ def _gather(graph: Graph, node: Node, source: Node, layout: tuple[Any, Any, Any]
 def _place(graph: Graph, node: Node, source: Node, view: Node) -> Number:
     """Where a view begins in the storage of the tensor that made its memory."""
     place, start = view.meta["val"].storage_offset(), _start_in(source, view)
-    if source.op != "placeholder" or start is None:
+    if _owner(source).op != "placeholder" or start is None:
         return _read(graph, node, view, place, aten.sym_storage_offset.default)
     begins = insert_before(node, aten.sym_storage_offset.default, (source,), {}, source.meta["val"].storage_offset())
     return insert_before(node, operator.add, (begins, start), {}, place)

@@ -131,7 +131,7 @@ class GraphInputs:
     @property
     def unread(self) -> frozenset[int]:
         """The results of which no element is read, and which may have those that an input had before the graph wrote to it."""
-        written = {write.input for write in self.writes}
+        written = {write.input for write in self.writes if write.data and not write.metadata}
         return frozenset(result for result, index in self.views.items() if index in written)
 
 

@@ -142,7 +142,7 @@ def _reads_at_a_place(node: Node) -> bool:
     if not node.op.startswith("call_") or "as_strided" not in _name_of(node):
         return False
     before = 4 if "scatter" in _name_of(node) else 3
-    return len(node.args) > before or node.kwargs.get("storage_offset") is not None
+    return any(offset is not None for offset in (*node.args[before:], node.kwargs.get("storage_offset")))
 
 
 def _written_memory(graph: Graph) -> set[int]:
