@@ -22,7 +22,8 @@ def assert_same_layout(
     eager_inputs: Sequence[Tensor],
     predict: Predict = tuple,
 ) -> None:
-    """Asserts that results have eager's dtypes and strides, and that a write into one is seen where eager's is seen.
+    """Asserts that results have eager's dtypes and strides, need gradients as eager's do, and that a write into one is seen
+    where eager's is seen.
 
     All of them are written to.
 
@@ -33,6 +34,7 @@ def assert_same_layout(
     """
     for place, (mine, eager) in enumerate(zip(actual, expected, strict=True)):
         assert mine.dtype is eager.dtype, f"result {place}: dtype {mine.dtype}, expected {eager.dtype}"
+        assert mine.requires_grad == eager.requires_grad, f"result {place}: requires_grad {mine.requires_grad}"
         assert _stepping_strides(mine) == _stepping_strides(eager), (
             f"result {place}: strides {mine.stride()}, expected {eager.stride()}"
         )

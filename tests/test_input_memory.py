@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from dynaxla.errors import UnsupportedError
 from dynaxla.observe.recorder import Recorder
@@ -43,6 +44,20 @@ def _write_at_a_place(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def _read_windows(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((2, 3), (3, 1), 4) * 2
+
+
+class _Windows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _read_windows(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.sum().expand(16)
+
+
 FUNCTIONS: dict[str, Function] = {
     "views": lambda x: (x[1:], x.view(4, 4)[:, 1], x.detach()[2:]),
     "a half that is not written": _write_one_half,
@@ -59,6 +74,9 @@ FUNCTIONS: dict[str, Function] = {
     "windows scattered into a view": lambda x: torch.as_strided_scatter(x[2:], torch.ones(2, 3), (2, 3), (3, 1)),
     "windows scattered at a place": lambda x: torch.as_strided_scatter(x, torch.ones(2, 3), (2, 3), (3, 1), 5),
     "windows of no offset": lambda x: x.as_strided((2, 3), (3, 1), None) + 1,
+    "windows in a checkpoint": lambda x: checkpoint(_read_windows, x, use_reentrant=False),
+    "windows in a branch": lambda x: torch.cond(x.sum() > 0, _read_windows, lambda y: _read_windows(y) + 1, (x,)),
+    "windows in a function with a gradient of its own": lambda x: _Windows.apply(x),  # type: ignore[no-untyped-call]
     "copied windows": lambda x: torch.as_strided_copy(x[2:], (2, 3), (3, 1)),
 }
 
@@ -67,6 +85,13 @@ OF_BITS: dict[str, Function] = {
     "windows that reach too far": lambda x: x[2:8].view(torch.int32).as_strided((2, 3), (8, 1)) + 1,
 }
 """These have no gradients."""
+
+
+LAYOUTS: dict[str, Function] = {
+    "transposed": lambda memory: memory[:16].view(4, 4).t(),
+    "rows with gaps": lambda memory: memory.view(8, 4)[::2],
+    "columns with gaps": lambda memory: memory.view(4, 8)[:, ::2],
+}
 
 
 def observe(function: Function, call: Function, places: Sequence[Any], take: Function) -> list[Any]:
@@ -114,15 +139,16 @@ def test_gradients_of_an_input_elsewhere_in_its_storage(name: str, places: Seque
 
 @pytest.mark.parametrize("dynamic", quick([False, True, None], None))
 @pytest.mark.parametrize("places", [(0, 2, 1), (2, 0), (2, 3)])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "name", ["windows", "copied windows", "written windows", "windows scattered into", "windows scattered into a view"]
 )
-def test_an_input_that_is_transposed(name: str, places: Sequence[int], dynamic: bool | None) -> None:
+def test_an_input_of_another_layout(name: str, layout: str, places: Sequence[int], dynamic: bool | None) -> None:
     function = FUNCTIONS[name]
     compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
 
     def take(memory: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
-        return (memory[place : place + 16].view(4, 4).t(),)
+        return (LAYOUTS[layout](memory[place : place + 32]),)
 
     assert observe(function, compiled, places, take) == observe(function, function, places, take)
 

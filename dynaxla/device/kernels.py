@@ -25,7 +25,7 @@ from dynaxla.device.storage import DeviceStorage, DeviceStorages, find_sharding,
 from dynaxla.device.supported_ops import register_layouts
 from dynaxla.device.view_layout import memory_order
 from dynaxla.runtime.pjrt_clients import PjrtClient
-from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.overloads import UNSAFE_VIEWS, OpOverload
 from dynaxla.torch_api.private_device import (
     Kernels,
     copy_view_metadata,
@@ -47,9 +47,6 @@ VIEWS = (
 )
 """Ops that torch's own kernels compute for any device, as they read no memory. torch makes other views of
 `as_strided`."""
-
-UNSAFE_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
-"""Ops that give views which autograd takes for tensors of their own; `kron` writes into one."""
 
 EMPTY = (aten.empty_like.default, aten.new_empty.default, aten.empty_permuted.default)
 """Ops that torch makes of `empty` and `empty_strided`."""

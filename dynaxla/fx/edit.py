@@ -12,7 +12,7 @@ from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
 from dynaxla.torch_api.aot import is_backward, module_path
-from dynaxla.torch_api.overloads import OpOverload, gives_view
+from dynaxla.torch_api.overloads import UNSAFE_VIEWS, OpOverload, gives_view
 from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, SOURCE
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def is_view(node: Node) -> bool:
         return False
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         return is_view(node.args[0])
-    return isinstance(node.target, OpOverload) and gives_view(node.target)
+    return isinstance(node.target, OpOverload) and (gives_view(node.target) or node.target in UNSAFE_VIEWS)
 
 
 def holds_tensors(node: Node) -> bool:

@@ -34,8 +34,8 @@ def pow_tensor(self: Operand, exponent: Operand) -> jax.Array:
     return compute(_power, self, exponent)
 
 
-def _is_rsqrt(call: Node) -> bool:
-    return bool(call.args[1] == -0.5)
+def _is_root(call: Node) -> bool:
+    return call.args[1] in _ROOTS
 
 
 def check_exponent(node: Node) -> str | None:
@@ -50,6 +50,7 @@ def _is_no_product(call: Node) -> bool:
     return call.args[1] not in _PRODUCTS
 
 
+_ROOTS = (0.5, -0.5)
 _PRODUCTS = (-1, 0, 1, 2, 3)  # exponents of powers that XLA replaces by products or a quotient
 _COMPLEX_PRODUCTS: Mapping[Scalar, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {
@@ -64,7 +65,9 @@ _COMPLEX_PRODUCTS: Mapping[Scalar, Callable[[jax.Array], jax.Array]] = MappingPr
 )
 """Powers of complex numbers that eager computes without logarithms, by exponent."""
 
-_INVERSE_OF_INFINITY = Finding(Verdict.WRONG, WIDE_FLOATS, "(-inf) ** -0.5 is 0", calls=_is_rsqrt)
+_ROOT_OF_INFINITY = Finding(
+    Verdict.WRONG, WIDE_FLOATS, "(-inf) ** 0.5 is infinite, (-inf) ** -0.5 is 0", calls=_is_root
+)
 
 _BY_ELEMENTS = Finding(
     Verdict.SLOWER,
@@ -75,7 +78,7 @@ _BY_ELEMENTS = Finding(
 )
 
 
-@OPS.op(aten.pow.Tensor_Scalar, check=check_exponent, torch_mlir=(_INVERSE_OF_INFINITY, _BY_ELEMENTS))
+@OPS.op(aten.pow.Tensor_Scalar, check=check_exponent, torch_mlir=(_ROOT_OF_INFINITY, _BY_ELEMENTS))
 def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
     dtype = result_dtype(self, exponent)
     if dtype in INTEGERS_WITHOUT_BOOL and isinstance(exponent, int):
@@ -84,9 +87,9 @@ def pow_scalar(self: jax.Array, exponent: Scalar) -> jax.Array:
         return compute(lambda x, _: _COMPLEX_PRODUCTS[exponent](x), self, exponent)
     if dtype.is_floating_point and exponent in _PRODUCTS:
         return compute(jnp.power, self, exponent)
-    if not (dtype.is_floating_point and exponent in (0.5, -0.5)):
+    if not dtype.is_floating_point or dtype is torch.float16 or exponent not in _ROOTS:
         return pow_tensor(self, exponent)
-    # Torch computes the square root here, which differs from a power at -inf and -0.
+    # Torch computes the square root here, but of float16, which differs from a power at -inf and -0.
     return compute(lambda x, _: lax.sqrt(x) if exponent == 0.5 else 1 / lax.sqrt(x), self, exponent)
 
 

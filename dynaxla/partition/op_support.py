@@ -25,11 +25,14 @@ from dynaxla.errors import (
     LoweringUnavailable,
 )
 from dynaxla.fx.graph_utils import opaque_class_of, tensors_of
+from dynaxla.fx.permutations import is_dense
 from dynaxla.ops.dtypes import XLA_DTYPES
 from dynaxla.ops.record import Record
 from dynaxla.torch_api.fakes import captured_value, get_view_base, is_given_fake, is_view
-from dynaxla.torch_api.input_memory import writes_at_a_place
+from dynaxla.torch_api.graph_writes import writes_to_an_overlap
+from dynaxla.torch_api.input_memory import find_strided_inputs, writes_at_a_place
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
+from dynaxla.torch_api.symbols import example
 from dynaxla.torch_api.transforms import is_functional
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
@@ -39,6 +42,7 @@ _GIVE_DENSE = "call it with x.to_dense()"
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
 _CLONE = "call it with copies, x.clone()"
+_WRITE_TO_COPY = "write to a copy of it: .clone() or .contiguous()"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
@@ -146,7 +150,10 @@ def make_moved_reason(what: str) -> FallbackReason:
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:
     """Returns why AOTAutograd cannot capture a graph of Dynamo's, or would give wrong gradients; None if neither is so."""
-    refusals = (_swapped_input, _resized_memory, _gradient_of_an_overlap, _write_at_a_place)
+    refusals = (
+        *(_swapped_input, _resized_memory, _gradient_of_an_overlap, _write_to_an_overlap, _write_at_a_place),
+        _strided_view_of_gaps,
+    )
     return next(filter(None, (refuse(module) for refuse in refusals)), None)
 
 
@@ -184,6 +191,14 @@ def _gradient_of_an_overlap(module: GraphModule) -> FallbackReason | None:
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_COPY)
 
 
+def _write_to_an_overlap(module: GraphModule) -> FallbackReason | None:
+    """Refuses a write to a tensor whose elements share memory: AOTAutograd would write other numbers."""
+    if not writes_to_an_overlap(module):
+        return None
+    detail = "it writes to a tensor several of whose elements lie in one place, such as an expanded one"
+    return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_WRITE_TO_COPY)
+
+
 def _write_at_a_place(module: GraphModule) -> FallbackReason | None:
     """Refuses a write to `as_strided` with an offset that AOTAutograd would make elsewhere in memory."""
     if not writes_at_a_place(module):
@@ -192,6 +207,20 @@ def _write_at_a_place(module: GraphModule) -> FallbackReason | None:
         "it writes to `as_strided` with an offset, of an input that requires a gradient and begins later in its storage"
     )
     return FallbackReason(ReasonId.SIDE_EFFECT, "a captured graph", detail=detail, hint=_CLONE)
+
+
+def _strided_view_of_gaps(module: GraphModule) -> FallbackReason | None:
+    """Refuses `as_strided` of an input with gaps between its elements: a write there is lost, as AOTAutograd copies only the
+    elements back."""
+    if not any(map(_has_gaps, find_strided_inputs(module))):
+        return None
+    detail = "it reads or writes by `as_strided` what lies between the elements of an input"
+    return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, "a captured graph", detail=detail, hint=_CLONE)
+
+
+def _has_gaps(value: torch.Tensor) -> bool:
+    sizes, strides = (list(map(example, numbers)) for numbers in (value.shape, value.stride()))
+    return None in (*sizes, *strides) or not is_dense(torch.empty_strided(sizes, strides, device="meta"))
 
 
 def _overlaps(value: torch.Tensor) -> bool:

@@ -23,6 +23,8 @@ from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import Saved
 
+aten = torch.ops.aten
+
 
 def split_aliases(module: GraphModule, saved: Saved, inputs: GraphInputs | None = None) -> Aliases | None:
     """Takes the outputs that torch is to make out of a graph, which gives None for them.
@@ -58,7 +60,8 @@ def split_aliases(module: GraphModule, saved: Saved, inputs: GraphInputs | None 
     if not places:
         return None
     bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
-    make = _views_alone(module, bases, [kept[place] for place in places])  # type: ignore[misc]
+    views: list[Any] = [kept[place] for place in places]
+    make = _views_alone(module, bases, views, detaches=saved.in_training and not saved.inputs)
     if saved.inputs:
         tolerate_strides(make.graph)  # what a forward saved may lie in padded memory
         make.recompile()
@@ -125,12 +128,19 @@ def _is_input(node: Node) -> bool:
     return node.op == "placeholder"
 
 
-def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Node]) -> GraphModule:
-    """The views as a graph of their own, of the inputs and the bases."""
+def _views_alone(module: GraphModule, bases: Sequence[Node], views: Sequence[Node], *, detaches: bool) -> GraphModule:
+    """The views as a graph of their own, of the inputs and the bases.
+
+    Args:
+        detaches: whether they are views of detached bases: a view of an output that has a gradient has one, too, whatever
+            AOTAutograd says of it.
+    """
     graph = Graph()
     nodes = list(module.graph.nodes)
     copies = {node: graph.node_copy(node) for node in nodes if _is_input(node)}
     copies.update({base: graph.placeholder(f"base_{base.name}") for base in bases})
+    if detaches:
+        copies.update({base: graph.call_function(aten.detach.default, (copies[base],)) for base in bases})
     needed: set[Node] = set()
     stack = list(views)
     while stack:

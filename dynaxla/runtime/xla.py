@@ -22,6 +22,7 @@ from dynaxla.runtime.executable_info import (
     has_exact_fusions,
     processes_of,
 )
+from dynaxla.runtime.known_nan import guard_exponentials, loses_nan
 
 _HANDLERS_CHECK_NOTHING = 489
 """The version of jaxlib's bindings from which handlers of results check nothing, and are not told so: in jaxlib 0.11."""
@@ -296,9 +297,8 @@ def compile_options(devices: Sequence[Any], *, replicas: bool = False) -> Any:
 
 
 def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, options: Any) -> Any:
-    """Compiles and loads a StableHLO module (bytecode or text), partitioned over these devices, or run by each of them.
-
-    On the CPU, if the library that XLA delegates reductions to would change results, compiles again without the library.
+    """Compiles and loads a StableHLO module (bytecode or text), partitioned over these devices, or run by each of them. On the
+    CPU compiles again what would give other results: with NaN told apart, or without the library for reductions.
 
     Args:
         devices: one, or those over which the module is partitioned, or that each run it.
@@ -311,18 +311,20 @@ def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, options
     _prepare_calls(module)
     with load().TracebackScope():
         executable = client.compile_and_load(module, listed, options)
-        if devices[0].platform != "cpu" or all(map(has_exact_fusions, _hlo_of(executable))):
+        if devices[0].platform != "cpu":
+            return executable
+        if any(map(loses_nan, _hlo_of(executable))):
+            module = guard_exponentials(mlir(), module)
+            executable = client.compile_and_load(module, listed, options)
+        if all(map(has_exact_fusions, _hlo_of(executable))):
             return executable
         options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
         return client.compile_and_load(module, listed, options)
 
 
 def _prepare_calls(program: bytes | str) -> None:
-    """Prepares LAPACK (SciPy's) if a module or a serialized executable calls it.
-
-    JAX does so when it lowers such a call. A process that loads a cached function or executable lowers nothing, and would
-    crash in the call.
-    """
+    """Prepares LAPACK (SciPy's) if a module or a serialized executable calls it: JAX does so when it lowers such a call, and
+    a process that loads a cached function or executable lowers nothing."""
     name = _LAPACK if isinstance(program, str) else _LAPACK.encode()
     if name in program:  # type: ignore[operator]
         _prepare_lapack()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,10 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_data_attr  # type: ignore[attr-defined]
 from torch._C._dynamo.guards import compute_overlapping_tensors
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.fx import GraphModule, Node
 
 from dynaxla.torch_api.fakes import captured_value, memory_of
+from dynaxla.torch_api.graph_writes import find_graphs, find_written_memory, is_plain, name_of, unwrap
 
 _TAKES_VERSION_BACK = "_lower_version_count_by_1"  # a local function of Dynamo's
 
@@ -104,21 +101,21 @@ def find_input_memory(module: GraphModule) -> InputMemory | None:
     `meta["tensor_dict"]` of placeholders, with `_dynamo_static_input_type`.
     """
     nodes = module.graph.find_nodes(op="placeholder")
-    tensors = {i: node for i, node in enumerate(nodes) if _is_plain(captured_value(node))}
-    placed = tuple(tensors) if any(map(_reads_at_a_place, module.graph.nodes)) else ()
+    tensors = {i: node for i, node in enumerate(nodes) if is_plain(captured_value(node))}
+    placed = tuple(tensors) if any(map(_has_offset, _strided_views(module))) else ()
     moving = {i: memory_of(captured_value(node)) for i, node in tensors.items() if not _is_static(node)}
-    shared = tuple(moving) if len(moving) > 1 and not _written_memory(module.graph).isdisjoint(moving.values()) else ()
+    shared = tuple(moving) if len(moving) > 1 and not find_written_memory(module).isdisjoint(moving.values()) else ()
     return InputMemory(placed, shared) if placed or shared else None
 
 
 def writes_at_a_place(module: GraphModule) -> bool:
     """Whether a graph writes to a part of an input's storage, counted from the storage's start, and AOTAutograd takes the
     input's own start for that: of an input that begins later and requires a gradient."""
-    if not torch.is_grad_enabled() or not any(map(_reads_at_a_place, module.graph.nodes)):
+    if not torch.is_grad_enabled() or not any(map(_has_offset, _strided_views(module))):
         return False
     values = [captured_value(node) for node in module.graph.find_nodes(op="placeholder")]
-    inner = [each for each in values if _is_plain(each) and each.requires_grad and not _starts_storage(each)]
-    return not _written_memory(module.graph).isdisjoint(map(memory_of, inner))
+    inner = [each for each in values if is_plain(each) and each.requires_grad and not _starts_storage(each)]
+    return not find_written_memory(module).isdisjoint(map(memory_of, inner))
 
 
 def _starts_storage(value: torch.Tensor) -> bool:
@@ -126,70 +123,32 @@ def _starts_storage(value: torch.Tensor) -> bool:
     return type(offset) is int and offset == 0
 
 
-def _is_plain(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return False
-    return not is_traceable_wrapper_subclass(value) and not is_functorch_wrapped_tensor(value)
-
-
 def _is_static(node: Node) -> bool:
     kept = node.meta.get("tensor_dict") or {}
     return isinstance(captured_value(node), torch.nn.Parameter) or "_dynamo_static_input_type" in kept
 
 
-def _reads_at_a_place(node: Node) -> bool:
-    """Whether a call is `as_strided`, or a variant of it, with an offset."""
-    if not node.op.startswith("call_") or "as_strided" not in _name_of(node):
-        return False
-    before = 4 if "scatter" in _name_of(node) else 3
+def find_strided_inputs(module: GraphModule) -> list[torch.Tensor]:
+    """The plain inputs of which a graph has `as_strided` views, as captured; all of them if a graph within has such views."""
+    memories = {memory_of(value) for value in map(_viewed, _strided_views(module)) if value is not None}
+    is_within = any(node.graph is not module.graph for node in _strided_views(module))
+    inputs = filter(is_plain, map(captured_value, module.graph.find_nodes(op="placeholder")))
+    return [value for value in inputs if is_within or memory_of(value) in memories]
+
+
+def _viewed(node: Node) -> torch.Tensor | None:
+    """What an `as_strided` views, where that is known."""
+    owner = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+    value = unwrap(captured_value(owner)) if isinstance(owner, Node) else None
+    return value if is_plain(value) else None
+
+
+def _strided_views(module: GraphModule) -> Iterator[Node]:
+    """The calls of `as_strided`, and of variants of it, in a graph and those within it, such as of a checkpoint."""
+    nodes = (node for graph in find_graphs(module) for node in graph.nodes)
+    return (node for node in nodes if node.op.startswith("call_") and "as_strided" in name_of(node))
+
+
+def _has_offset(node: Node) -> bool:
+    before = 4 if "scatter" in name_of(node) else 3
     return any(offset is not None for offset in (*node.args[before:], node.kwargs.get("storage_offset")))
-
-
-def _written_memory(graph: Graph) -> set[int]:
-    """The memory of tensors to which a graph may write, and of more: Dynamo's graph calls functions without schemas."""
-    values = (_unwrap(captured_value(written)) for node in graph.nodes for written in _written(node))
-    return {memory_of(value) for value in values if _is_plain(value)}
-
-
-def _unwrap(value: Any) -> Any:
-    """The tensor that transforms of functions have wrapped. Relies on `torch._C._functorch`."""
-    while isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
-        value = get_unwrapped(value)
-    return value
-
-
-def _written(node: Node) -> Iterator[Node]:
-    """The operands that a call may write to."""
-    if not node.op.startswith("call_"):
-        return
-    target, name = node.target, _name_of(node)
-    may_write_all = (
-        isinstance(target, HigherOrderOperator)
-        or (isinstance(target, OpOverload) and target._schema.is_mutable)
-        or (
-            isinstance(target, OpOverloadPacket) and any(overload._schema.is_mutable for overload in _overloads(target))
-        )
-        or node.op == "call_module"
-        or any(given is True for given in (*node.args, *node.kwargs.values()))  # as inplace=True
-        or "out" in node.kwargs
-    )
-    if may_write_all:
-        yield from node.all_input_nodes
-    elif node.args and (name in _WRITING or (name.endswith("_") and not name.endswith("__"))):
-        first = node.args[0]
-        yield from (n for n in (first if isinstance(first, (list, tuple)) else (first,)) if isinstance(n, Node))
-
-
-_IN_PLACE = {
-    name for name in vars(operator) if name.startswith("i") and {name[1:], f"{name[1:]}_"} & set(vars(operator))
-}
-_WRITING = {"setitem", "__setitem__", *_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)}
-"""The functions of `operator` that write: those like iadd and ior, beside add and or_."""
-
-
-def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
-    return [getattr(packet, name) for name in packet.overloads()]
-
-
-def _name_of(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -88,6 +88,14 @@ def gives_view(op: OpOverload) -> bool:
     return alias is not None and not alias.is_write
 
 
+UNSAFE_VIEWS = (
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.unsafe_split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default,
+)
+"""Ops that give views which autograd takes for tensors of their own: of `x[None] @ y`, say. `kron` writes into one."""
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether torch decomposes an operator before any backend sees it.
 

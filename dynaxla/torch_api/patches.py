@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dynaxla.torch_api.aot import keep_known_sizes
+from dynaxla.torch_api.aot import keep_known_sizes, make_detached_outputs_of_others
 from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock, mark_calls_in_profiles_alone
@@ -128,6 +128,17 @@ PATCHES = (
         "the trace of a backward through a DTensor, one of whose inner sizes varies, ends in a RecursionError",
         "2.13",
         "`set_proxy_slot` keeps what `sympy_expr_tracker` has of a symbol",
+        "compile",
+    ),
+    Patch(
+        "aot.make_detached_outputs_of_others",
+        (
+            "torch._functorch._aot_autograd.runtime_wrappers._HANDLER_MAP"
+            "[OutputType.alias_of_intermediate_base_is_user_output]",
+        ),
+        "of `y = (x * 2).t(); return y, y.detach()` the second output is transposed twice, where x needs a gradient",
+        "2.13",
+        "AOTAutograd applies no views to an output that is like the one that it is made of",
         "compile",
     ),
     Patch(
@@ -300,6 +311,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_rnns,
     accept_tensors,
     keep_known_sizes,
+    make_detached_outputs_of_others,
     refuse_lossy_writes,
     mark_calls_in_profiles_alone,
 )

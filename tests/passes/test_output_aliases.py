@@ -98,3 +98,35 @@ def test_gradients_of_a_view_of_an_expanded_input(function: Any, dynamic: bool |
             gradients += torch.autograd.grad(results, [x] if leaf else [x, row], weights)
         for mine, eager in zip(gradients[: len(gradients) // 2], gradients[len(gradients) // 2 :], strict=True):
             assert_close(mine, eager)
+
+
+MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a product of batches": lambda x: x[None] @ torch.ones(8, 8),
+    "a linear layer": lambda x: torch.nn.functional.linear(x[None], torch.ones(8, 8)),
+    "a contraction": lambda x: torch.einsum("bij,jk->bik", x[None], torch.ones(8, 8)),
+    "the only piece": lambda x: torch.unsafe_split((x * 2)[None], 1)[0],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "write", [lambda y: y.mul_(2), lambda y: y[0].add_(1), lambda y: y[:, :1].fill_(3), lambda y: y]
+)
+@pytest.mark.parametrize("name", MADE)
+def test_views_of_a_value_that_is_written(name: str, write: Function, dynamic: bool) -> None:
+    """Torch takes these for tensors of their own, not for views."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = MADE[name](x)
+        write(y)
+        return y, y.select(1, 0), y.transpose(1, 2), y
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for size in (2, 5):
+        x = torch.randn(size, 8)
+        actual, expected = compiled(x), function(x)
+        for written, same in zip(actual, expected, strict=True):
+            for mine, eager in zip(actual, expected, strict=True):
+                assert_close(mine, eager)
+            written.mul_(3)
+            same.mul_(3)

@@ -41,7 +41,7 @@ BINARY: Mapping[str, Rounding] = {
     **dict.fromkeys(("torch.remainder({a}, {b})", "torch.fmod({a}, {b})"), SUMS),
     **dict.fromkeys(("{a} / {b}", "torch.pow({a}, {b})", "torch.atan2({a}, {b})", "torch.hypot({a}, {b})"), SMOOTH),
 }
-SCALARS = ("0", "1", "2", "-1", "3", "0.5", "-1.5", "2.0", "0.0", "True")
+SCALARS = ("0", "1", "2", "-1", "3", "0.5", "-1.5", "2.0", "0.0", "True", "torch.nan", "torch.inf", "-torch.inf")
 REDUCTIONS: Mapping[str, Rounding] = {
     **dict.fromkeys(("amax", "amin", "any", "all", "argmax", "argmin", "count_nonzero"), EXACT),
     **dict.fromkeys(("sum", "nansum"), SUMS),

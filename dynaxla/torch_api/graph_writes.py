@@ -1,0 +1,167 @@
+"""What a graph of Dynamo's writes to: it calls functions without schemas, so that it is told by their names and arguments."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dynaxla.torch_api.fakes import captured_value, memory_of
+from dynaxla.torch_api.symbols import example
+
+
+def find_written_memory(module: GraphModule) -> set[int]:
+    """The memory of tensors to which a graph may write, and of more."""
+    nodes = module.graph.nodes
+    written = (operand for node in nodes for find in (_written, _may_be_written) for operand in find(node))
+    values = (unwrap(captured_value(operand)) for operand in written)
+    return {memory_of(value) for value in values if is_plain(value)}
+
+
+def writes_to_an_overlap(module: GraphModule) -> bool:
+    """Whether a graph writes to a tensor several of whose elements lie in one place, such as an expanded one.
+
+    Eager fills these, and raises for most other writes. AOTAutograd makes the write to a copy and sums, over the elements of
+    one place, how much it changed them.
+    """
+    values = (
+        _written_value(node, operand)
+        for graph in find_graphs(module)
+        for node in graph.nodes
+        for operand in _written(node)
+    )
+    return any(is_plain(value) and _overlaps(value) for value in values)
+
+
+def find_graphs(module: GraphModule) -> Iterator[Graph]:
+    """A graph, and those within it, such as of a checkpoint or of a branch."""
+    return (each.graph for each in module.modules() if isinstance(each, GraphModule))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor with strides, of no subclass, and wrapped by no transform of functions."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not is_traceable_wrapper_subclass(value) and not is_functorch_wrapped_tensor(value)
+
+
+def unwrap(value: Any) -> Any:
+    """The tensor that transforms of functions have wrapped. Relies on `torch._C._functorch`."""
+    while isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
+
+
+def name_of(node: Node) -> str:
+    """The name of the function, method or operator that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _written(node: Node) -> Iterator[Node]:
+    """The operands that a call writes to."""
+    if not node.op.startswith("call_"):
+        return
+    if isinstance(node.target, OpOverload):
+        yield from _written_by_schema(node, node.target)
+        return
+    if "out" in node.kwargs:
+        yield from _nodes_of(node.kwargs["out"])
+    name = name_of(node)
+    is_in_place = name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+    if node.args and (is_in_place or _is_told_to(node)):
+        yield from _nodes_of(node.args[0])
+
+
+def _written_by_schema(node: Node, target: OpOverload) -> Iterator[Node]:
+    for i, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _nodes_of(node.args[i] if i < len(node.args) else node.kwargs.get(argument.name))
+
+
+def _nodes_of(argument: Any) -> Iterator[Node]:
+    yield from (
+        each for each in (argument if isinstance(argument, (list, tuple)) else (argument,)) if isinstance(each, Node)
+    )
+
+
+def _is_told_to(node: Node) -> bool:
+    """Whether a function is told to write by its argument `inplace`."""
+    place = None if isinstance(node.target, str) else _place_of_inplace(node.target)
+    return node.kwargs.get("inplace") is True or (
+        place is not None and place < len(node.args) and node.args[place] is True
+    )
+
+
+@cache
+def _place_of_inplace(function: Any) -> int | None:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtin functions have no signatures
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _may_be_written(node: Node) -> Iterator[Node]:
+    """The operands of a call of which it is not told whether it writes to them."""
+    target = node.target
+    may_write = (
+        isinstance(target, HigherOrderOperator)
+        or (isinstance(target, OpOverloadPacket) and any(each._schema.is_mutable for each in _overloads(target)))
+        or node.op == "call_module"
+        or any(given is True for given in (*node.args, *node.kwargs.values()))  # as of batch_norm, in training
+    )
+    if node.op.startswith("call_") and may_write:
+        yield from node.all_input_nodes
+
+
+def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+_IN_PLACE = {
+    name for name in vars(operator) if name.startswith("i") and {name[1:], f"{name[1:]}_"} & set(vars(operator))
+}
+_ASSIGNMENTS = {"setitem", "__setitem__"}
+_WRITING = {*_ASSIGNMENTS, *_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)}
+"""The functions of `operator` that write: those like iadd and ior, beside add and or_."""
+
+
+def _written_value(node: Node, operand: Node) -> Any:
+    """What a call writes to of an operand: of `x[0, :3] = y` that part, as a tensor without data."""
+    value = unwrap(captured_value(operand))
+    if not is_plain(value):
+        return None
+    layout = [list(map(example, numbers)) for numbers in (value.shape, value.stride())]
+    if None in (*layout[0], *layout[1]):
+        return None
+    whole = torch.empty_strided(*layout, device="meta")
+    index: Any = node.args[1] if name_of(node) in _ASSIGNMENTS else ...
+    return whole[index] if _is_basic(index) else whole
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index is made of numbers, slices of numbers, None and `...`."""
+    if isinstance(index, tuple):
+        return all(map(_is_basic, index))
+    if isinstance(index, slice):
+        return all(each is None or type(each) is int for each in (index.start, index.stop, index.step))
+    return index is None or index is ... or type(index) is int
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether elements of a tensor may lie in one place: not if each stride steps over all that smaller ones reach."""
+    reached = 0
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if stride <= reached:
+                return value.numel() > 0
+            reached += stride * (size - 1)
+    return False
