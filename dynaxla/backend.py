@@ -36,6 +36,7 @@ from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forwa
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
+from dynaxla.torch_api.graph_writes import unsqueeze_written_expansions
 from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.torch_api.random_numbers import take_full_precision
@@ -147,6 +148,7 @@ class GraphCompiler:
         self._origin = CapturedFunction(captured.function)
         try:
             drop_own_memory(module)
+            unsqueeze_written_expansions(module)
             refused = capture_refusal(module) or (None if self._overridden else refuse_inputs(example_inputs))
             if refused is not None:
                 self._boundary.leave(refused, module)

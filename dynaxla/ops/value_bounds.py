@@ -191,11 +191,20 @@ def _of_probabilities(given: Arguments) -> Iterator[ValueBound]:
 def _of_divisors(given: Arguments) -> Iterator[ValueBound]:
     """Whole numbers by zero; what takes a plain number instead is looked at when it is captured."""
     x, other = given["self"], given["other"]
-    tensors = [each for each in (x, other) if isinstance(each, Tensor)]
-    is_whole = not any(each.is_floating_point() or each.is_complex() for each in tensors)
-    if is_whole and isinstance(other, Tensor) and given.get("rounding_mode", "floor") is not None:
+    if (
+        _is_whole(x)
+        and _is_whole(other)
+        and isinstance(other, Tensor)
+        and given.get("rounding_mode", "floor") is not None
+    ):
         fault = "ZeroDivisionError: a whole number is divided by zero"
         yield ValueBound(other, 1, 1, fault, RuntimeError, lambda other: other != 0)
+
+
+def _is_whole(operand: Any) -> bool:
+    if isinstance(operand, Tensor):
+        return not (operand.is_floating_point() or operand.is_complex())
+    return isinstance(operand, (int, torch.SymInt))
 
 
 def _of_finite(given: Arguments) -> Iterator[ValueBound]:

@@ -27,18 +27,54 @@ def find_written_memory(module: GraphModule) -> set[int]:
 
 
 def writes_to_an_overlap(module: GraphModule) -> bool:
-    """Whether a graph writes to a tensor several of whose elements lie in one place, such as an expanded one.
+    """Whether a graph writes to a tensor several of whose elements lie in one place, such as an expanded one, or to a part.
 
-    Eager fills these, and raises for most other writes. AOTAutograd makes the write to a copy and sums, over the elements of
-    one place, how much it changed them.
+    Eager fills these, and raises for most other writes to the whole. AOTAutograd makes the write to a copy and adds, over the
+    elements of one place, how much it changed them: it fills with the wrong number, and a part with one that is rounded.
     """
-    values = (
-        _written_value(node, operand)
-        for graph in find_graphs(module)
-        for node in graph.nodes
-        for operand in _written(node)
-    )
-    return any(is_plain(value) and _overlaps(value) for value in values)
+    return any(map(has_overlap, _find_written_views(module).values()))
+
+
+def unsqueeze_written_expansions(module: GraphModule) -> None:
+    """Writes expansions that repeat nothing, as of a batch of one, as `x[None]` where a graph writes to them.
+
+    AOTAutograd adds to an expanded tensor how much a write changes it, which is rounded, and NaN where it was infinite.
+    """
+    views = _find_written_views(module)
+    changed = [node for node, value in views.items() if name_of(node) in _EXPANSIONS and not has_overlap(value)]
+    for node in changed:
+        source: Any = node.args[0]
+        added = captured_value(node).dim() - captured_value(source).dim()
+        node.op, node.target, node.args, node.kwargs = (
+            "call_function",
+            operator.getitem,
+            (source, (None,) * added + (...,)),
+            {},
+        )
+    if changed:
+        module.recompile()
+
+
+def _find_written_views(module: GraphModule) -> dict[Node, torch.Tensor]:
+    """The tensors that a graph writes to, and those that they are views of, with their values."""
+    nodes = (node for graph in find_graphs(module) for node in graph.nodes)
+    waiting, found = [operand for node in nodes for operand in _written(node)], dict[Node, torch.Tensor]()
+    while waiting:
+        node = waiting.pop()
+        value = unwrap(captured_value(node))
+        if node not in found and is_plain(value):
+            found[node] = value
+            waiting += [each for each in _sources(node) if _shares_memory(unwrap(captured_value(each)), value)]
+    return found
+
+
+def _sources(node: Node) -> list[Node]:
+    """The operands of a call, or of the call of which it takes a result."""
+    return [each for source in node.all_input_nodes for each in (source, *source.all_input_nodes)]
+
+
+def _shares_memory(value: Any, view: torch.Tensor) -> bool:
+    return is_plain(value) and memory_of(value) == memory_of(view)
 
 
 def find_graphs(module: GraphModule) -> Iterator[Graph]:
@@ -58,6 +94,20 @@ def unwrap(value: Any) -> Any:
     while isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value):
         value = get_unwrapped(value)
     return value
+
+
+def has_overlap(value: torch.Tensor) -> bool:
+    """Whether elements of a tensor may lie in one place: not if each stride steps over all that smaller ones reach."""
+    sizes, strides = (list(map(example, numbers)) for numbers in (value.shape, value.stride()))
+    if None in sizes or None in strides or 0 in sizes:
+        return False
+    reached = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride <= reached:
+                return True
+            reached += stride * (size - 1)
+    return False
 
 
 def name_of(node: Node) -> str:
@@ -126,42 +176,9 @@ def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     return [getattr(packet, name) for name in packet.overloads()]
 
 
+_EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))
 _IN_PLACE = {
     name for name in vars(operator) if name.startswith("i") and {name[1:], f"{name[1:]}_"} & set(vars(operator))
 }
-_ASSIGNMENTS = {"setitem", "__setitem__"}
-_WRITING = {*_ASSIGNMENTS, *_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)}
+_WRITING = {"setitem", "__setitem__", *_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)}
 """The functions of `operator` that write: those like iadd and ior, beside add and or_."""
-
-
-def _written_value(node: Node, operand: Node) -> Any:
-    """What a call writes to of an operand: of `x[0, :3] = y` that part, as a tensor without data."""
-    value = unwrap(captured_value(operand))
-    if not is_plain(value):
-        return None
-    layout = [list(map(example, numbers)) for numbers in (value.shape, value.stride())]
-    if None in (*layout[0], *layout[1]):
-        return None
-    whole = torch.empty_strided(*layout, device="meta")
-    index: Any = node.args[1] if name_of(node) in _ASSIGNMENTS else ...
-    return whole[index] if _is_basic(index) else whole
-
-
-def _is_basic(index: Any) -> bool:
-    """Whether an index is made of numbers, slices of numbers, None and `...`."""
-    if isinstance(index, tuple):
-        return all(map(_is_basic, index))
-    if isinstance(index, slice):
-        return all(each is None or type(each) is int for each in (index.start, index.stop, index.step))
-    return index is None or index is ... or type(index) is int
-
-
-def _overlaps(value: torch.Tensor) -> bool:
-    """Whether elements of a tensor may lie in one place: not if each stride steps over all that smaller ones reach."""
-    reached = 0
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size > 1:
-            if stride <= reached:
-                return value.numel() > 0
-            reached += stride * (size - 1)
-    return False

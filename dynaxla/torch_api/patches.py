@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dynaxla.torch_api.aot import keep_known_sizes, make_detached_outputs_of_others
+from dynaxla.torch_api.aot import keep_known_sizes, make_detached_outputs_of_others, take_gradients_of_overlaps
 from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock, mark_calls_in_profiles_alone
@@ -132,13 +132,18 @@ PATCHES = (
     ),
     Patch(
         "aot.make_detached_outputs_of_others",
-        (
-            "torch._functorch._aot_autograd.runtime_wrappers._HANDLER_MAP"
-            "[OutputType.alias_of_intermediate_base_is_user_output]",
-        ),
+        ("torch._functorch._aot_autograd.runtime_wrappers._HANDLER_MAP (of outputs that are made of another one)",),
         "of `y = (x * 2).t(); return y, y.detach()` the second output is transposed twice, where x needs a gradient",
         "2.13",
         "AOTAutograd applies no views to an output that is like the one that it is made of",
+        "compile",
+    ),
+    Patch(
+        "aot.take_gradients_of_overlaps",
+        ("torch._functorch._aot_autograd.schemas.MemoryFormatMeta.from_tensor",),
+        "gradients of a result such as `x.exp().unfold(0, 2, 1)` are wrong: elements that share memory keep the last one",
+        "2.13",
+        "AOTAutograd asks for no strides in which elements share memory, other than those of `expand`",
         "compile",
     ),
     Patch(
@@ -312,6 +317,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     accept_tensors,
     keep_known_sizes,
     make_detached_outputs_of_others,
+    take_gradients_of_overlaps,
     refuse_lossy_writes,
     mark_calls_in_profiles_alone,
 )

@@ -206,3 +206,24 @@ def test_an_output_and_the_same_detached(view: Callable[[Tensor], Tensor], dynam
     results[1].fill_(7)
     assert (results[0] == 7).all()
     assert (results[2] == 7).all()
+
+
+@boundary("aot.take_gradients_of_overlaps")
+@pytest.mark.parametrize(
+    "view", [lambda y: y.unfold(-1, 2, 1), lambda y: y.as_strided((3, 2), (1, 1)), lambda y: y.t()]
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_a_result_whose_elements_share_memory(view: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+    aot.take_gradients_of_overlaps()
+
+    def find_gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.arange(9.0).view(3, 3).requires_grad_()
+        y = function(x)
+        weights = torch.arange(1.0, y.numel() + 1).view(y.shape)
+        return torch.autograd.grad((y * weights).sum(), x)[0]
+
+    def function(x: Tensor) -> Tensor:
+        return view(x.exp())
+
+    compiled = torch.compile(function, backend="aot_eager", dynamic=dynamic)
+    assert_close(find_gradient(compiled), find_gradient(function))

@@ -330,3 +330,13 @@ def test_nested_arguments_are_flat_lists_and_back() -> None:
     assert pytree.tree_map_only(int, str, nested) == ("1", {"a": ["2", 3.0]}, None)
     paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(nested)[0]]
     assert paths == ["[0]", "[1]['a'][0]", "[1]['a'][1]", "[2]"]
+
+
+@boundary("overloads.UNSAFE_VIEWS")
+def test_views_that_torch_does_not_call_views() -> None:
+    x = torch.zeros(2, 3)
+    calls = (aten._unsafe_view.default(x, [3, 2]), aten.unsafe_split.Tensor(x, 1)[1])
+    for made in (*calls, aten.unsafe_split_with_sizes.default(x, [1, 1])[0]):
+        assert made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert not made._is_view()
+    assert not any(map(overloads.gives_view, overloads.UNSAFE_VIEWS))
