@@ -36,7 +36,7 @@ from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forwa
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
-from dynaxla.torch_api.graph_writes import unsqueeze_written_expansions
+from dynaxla.torch_api.graph_writes import drop_inactive_dropouts, unsqueeze_written_expansions
 from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.torch_api.random_numbers import take_full_precision
@@ -148,6 +148,7 @@ class GraphCompiler:
         self._origin = CapturedFunction(captured.function)
         try:
             drop_own_memory(module)
+            drop_inactive_dropouts(module)
             unsqueeze_written_expansions(module)
             refused = capture_refusal(module) or (None if self._overridden else refuse_inputs(example_inputs))
             if refused is not None:
@@ -222,7 +223,7 @@ class GraphCompiler:
             now = memory.read(args)
             if first is None:
                 first = now
-            if now == first:
+            if now == first and memory.is_captured(now):
                 return captured(*args)
             if not is_told or self._options.fallback == "error":
                 is_told = True

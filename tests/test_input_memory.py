@@ -182,7 +182,13 @@ def _write_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
+def _write_and_view(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.mul_(2)
+    return x[1:3], y[None], y.detach(), x
+
+
 WRITERS: dict[str, Function] = {
+    "views are returned": _write_and_view,
     "a method": _write_the_first,
     "a list": _write_in_a_list,
     "an element": _write_an_element,

@@ -142,8 +142,8 @@ def make_surrounded_reason(what: str) -> FallbackReason:
 def make_moved_reason(what: str) -> FallbackReason:
     """Why a call of a captured graph runs in eager whose inputs lie in memory otherwise than when it was captured."""
     detail = (
-        "inputs that it writes to share memory otherwise than when it was captured, or as_strided counts from the start of "
-        "their storage and they lie elsewhere in it"
+        "inputs that it writes to share memory otherwise than when it was captured, or share some and views of them are "
+        "returned, or as_strided counts from the start of their storage and they lie elsewhere in it"
     )
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_CLONE)
 

@@ -7,15 +7,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch._prims.rng_prims as rng_prims
-from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, TangentAOTInput
-from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, OutputType
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import (
@@ -27,7 +24,6 @@ from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynaxla.torch_api.graph_writes import has_overlap
 from dynaxla.torch_api.symbols import expression
 
 __all__ = ["aot_autograd", "default_partition"]
@@ -253,48 +249,6 @@ def keep_known_sizes() -> None:
             tracer.sympy_expr_tracker[symbol] = known
 
     proxy_tensor._sym_register = register_number
-
-
-@cache
-def take_gradients_of_overlaps() -> None:
-    """Has gradients of results whose elements share memory be taken as they are, once per process.
-
-    AOTAutograd copies a gradient into memory with the strides of the result. In those of `x.unfold(0, 2, 1)` elements lie in
-    one place, of which the last one written remains.
-
-    Relies on `MemoryFormatMeta.from_tensor`, and on its `stride`, which is None where a gradient's strides are its own.
-    """
-    choose: Callable[..., Any] = MemoryFormatMeta.from_tensor
-
-    def choose_format(t: Tensor, force_use_memory_format: bool = False) -> Any:
-        format = choose(t, force_use_memory_format)
-        overlaps = format is not None and format.stride is not None and has_overlap(t)
-        return choose(t, True) if overlaps else format
-
-    MemoryFormatMeta.from_tensor = staticmethod(choose_format)  # type: ignore[assignment]
-
-
-@cache
-def make_detached_outputs_of_others() -> None:
-    """Has an output that is another one, detached, be made of that one as it is, once per process.
-
-    AOTAutograd applies to the other output the views by which both came from the tensor that made their memory, once more:
-    `y = (x * 2).t(); return y, y.detach()` gives what is transposed twice.
-
-    Relies on `runtime_wrappers._HANDLER_MAP`, on `view_meta_sequence` of the handlers, and that outputs without a gradient that
-    are made of another output are like it.
-    """
-    kind = OutputType.alias_of_intermediate_base_is_user_output
-    handlers: dict[OutputType, Any] = runtime_wrappers._HANDLER_MAP
-    make_handler = handlers[kind]
-
-    def make(info: Any, metadata: Any, trace_joint: bool) -> Any:
-        handler = make_handler(info, metadata, trace_joint)
-        if not info.requires_grad:
-            handler.view_meta_sequence, handler.replay_views = SimpleNamespace(sequence=[]), True
-        return handler
-
-    handlers[kind] = make
 
 
 def is_forward(node: Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dynaxla.torch_api.fakes import captured_value, memory_of
@@ -27,12 +27,33 @@ def find_written_memory(module: GraphModule) -> set[int]:
 
 
 def writes_to_an_overlap(module: GraphModule) -> bool:
-    """Whether a graph writes to a tensor several of whose elements lie in one place, such as an expanded one, or to a part.
+    """Whether a graph writes to a tensor several of whose elements lie in one place, such as an expanded one, or to a part,
+    or to another view through which AOTAutograd writes otherwise than eager.
 
     Eager fills these, and raises for most other writes to the whole. AOTAutograd makes the write to a copy and adds, over the
     elements of one place, how much it changed them: it fills with the wrong number, and a part with one that is rounded.
+    Through `unfold` it makes zeros of what lies between the windows, and `unsafe_chunk` it takes for a copy.
     """
-    return any(map(has_overlap, _find_written_views(module).values()))
+    views = _find_written_views(module)
+    return not _LOSSY.isdisjoint(map(name_of, views)) or any(has_overlap(value) for value in views.values())
+
+
+def drop_inactive_dropouts(module: GraphModule) -> None:
+    """Removes calls of dropout that give their operand itself, as in evaluation, of which AOTAutograd makes copies."""
+    for part in find_parts(module):
+        changed = [node for node in part.graph.nodes if node.target in _DROPOUTS and _is_inactive(node)]
+        for node in changed:
+            node.replace_all_uses_with(node.args[0])
+            part.graph.erase_node(node)
+        if changed:
+            part.recompile()
+
+
+def _is_inactive(node: Node) -> bool:
+    """Whether a call of dropout has its numbers by place, and drops nothing."""
+    given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    rate, training = given.get("p", 0.5), given.get("training", given.get("train", True))
+    return bool(node.args) and (training is False or (type(rate) in (int, float) and rate == 0))
 
 
 def unsqueeze_written_expansions(module: GraphModule) -> None:
@@ -45,41 +66,35 @@ def unsqueeze_written_expansions(module: GraphModule) -> None:
     for node in changed:
         source: Any = node.args[0]
         added = captured_value(node).dim() - captured_value(source).dim()
-        node.op, node.target, node.args, node.kwargs = (
-            "call_function",
-            operator.getitem,
-            (source, (None,) * added + (...,)),
-            {},
-        )
-    if changed:
-        module.recompile()
+        node.op, node.target, node.kwargs = "call_function", operator.getitem, {}
+        node.args = (source, (None,) * added + (...,))
+    for part in find_parts(module) if changed else ():
+        part.recompile()
 
 
 def _find_written_views(module: GraphModule) -> dict[Node, torch.Tensor]:
     """The tensors that a graph writes to, and those that they are views of, with their values."""
-    nodes = (node for graph in find_graphs(module) for node in graph.nodes)
+    nodes = (node for part in find_parts(module) for node in part.graph.nodes)
     waiting, found = [operand for node in nodes for operand in _written(node)], dict[Node, torch.Tensor]()
     while waiting:
         node = waiting.pop()
         value = unwrap(captured_value(node))
         if node not in found and is_plain(value):
             found[node] = value
-            waiting += [each for each in _sources(node) if _shares_memory(unwrap(captured_value(each)), value)]
+            several = [each for each in node.all_input_nodes if isinstance(captured_value(each), (tuple, list))]
+            found |= dict.fromkeys(several, value)  # such as a split, which gives several views
+            sources = [each for call in (node, *several) for each in call.all_input_nodes]
+            waiting += [each for each in sources if _shares_memory(unwrap(captured_value(each)), value)]
     return found
-
-
-def _sources(node: Node) -> list[Node]:
-    """The operands of a call, or of the call of which it takes a result."""
-    return [each for source in node.all_input_nodes for each in (source, *source.all_input_nodes)]
 
 
 def _shares_memory(value: Any, view: torch.Tensor) -> bool:
     return is_plain(value) and memory_of(value) == memory_of(view)
 
 
-def find_graphs(module: GraphModule) -> Iterator[Graph]:
+def find_parts(module: GraphModule) -> Iterator[GraphModule]:
     """A graph, and those within it, such as of a checkpoint or of a branch."""
-    return (each.graph for each in module.modules() if isinstance(each, GraphModule))
+    return (each for each in module.modules() if isinstance(each, GraphModule))
 
 
 def is_plain(value: Any) -> bool:
@@ -176,7 +191,11 @@ def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     return [getattr(packet, name) for name in packet.overloads()]
 
 
+_LOSSY = frozenset(
+    "unfold meshgrid broadcast_tensors unsafe_chunk unsafe_split unsafe_split_with_sizes".split()
+)  # views of several results expand within
 _EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
 _IN_PLACE = {
     name for name in vars(operator) if name.startswith("i") and {name[1:], f"{name[1:]}_"} & set(vars(operator))
 }

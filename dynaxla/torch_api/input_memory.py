@@ -13,7 +13,7 @@ from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch.fx import GraphModule, Node
 
 from dynaxla.torch_api.fakes import captured_value, memory_of
-from dynaxla.torch_api.graph_writes import find_graphs, find_written_memory, is_plain, name_of, unwrap
+from dynaxla.torch_api.graph_writes import find_parts, find_written_memory, is_plain, name_of, unwrap
 
 _TAKES_VERSION_BACK = "_lower_version_count_by_1"  # a local function of Dynamo's
 
@@ -71,10 +71,16 @@ class InputMemory:
     Attributes:
         placed: inputs whose place in their storage counts, as `as_strided` with an offset counts from the storage's start.
         shared: inputs some of which the graph writes to: those that overlap are captured as views of one tensor.
+        gives_views: whether the graph returns views of these, which AOTAutograd takes of that one tensor in place of the input.
     """
 
     placed: tuple[int, ...]
     shared: tuple[int, ...]
+    gives_views: bool = False
+
+    def is_captured(self, facts: tuple[object, ...]) -> bool:
+        """Whether a capture with inputs of these facts, those of `read`, computes what the graph does."""
+        return not (self.gives_views and facts[1])
 
     def read(self, inputs: Sequence[Any]) -> tuple[object, ...]:
         """The facts of a call's inputs, which are those of the capture's where its graph computes the same of both.
@@ -105,7 +111,11 @@ def find_input_memory(module: GraphModule) -> InputMemory | None:
     placed = tuple(tensors) if any(map(_has_offset, _strided_views(module))) else ()
     moving = {i: memory_of(captured_value(node)) for i, node in tensors.items() if not _is_static(node)}
     shared = tuple(moving) if len(moving) > 1 and not find_written_memory(module).isdisjoint(moving.values()) else ()
-    return InputMemory(placed, shared) if placed or shared else None
+    gives_views = bool(shared) and any(
+        node not in nodes and is_plain(value := captured_value(node)) and memory_of(value) in moving.values()
+        for node in module.graph.output_node().all_input_nodes
+    )
+    return InputMemory(placed, shared, gives_views) if placed or shared else None
 
 
 def writes_at_a_place(module: GraphModule) -> bool:
@@ -145,7 +155,7 @@ def _viewed(node: Node) -> torch.Tensor | None:
 
 def _strided_views(module: GraphModule) -> Iterator[Node]:
     """The calls of `as_strided`, and of variants of it, in a graph and those within it, such as of a checkpoint."""
-    nodes = (node for graph in find_graphs(module) for node in graph.nodes)
+    nodes = (node for part in find_parts(module) for node in part.graph.nodes)
     return (node for node in nodes if node.op.startswith("call_") and "as_strided" in name_of(node))
 
 

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from dynaxla.torch_api.aot import keep_known_sizes, make_detached_outputs_of_others, take_gradients_of_overlaps
+from dynaxla.torch_api.aot import keep_known_sizes
+from dynaxla.torch_api.aot_outputs import (
+    copy_what_is_no_view,
+    make_detached_outputs_of_others,
+    take_gradients_of_overlaps,
+)
 from dynaxla.torch_api.capture_limit import raise_limit
 from dynaxla.torch_api.captured_functions import RNN_OPS, capture_checks, capture_rnns, capture_scans
 from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lock, mark_calls_in_profiles_alone
@@ -131,7 +136,15 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "aot.make_detached_outputs_of_others",
+        "aot_outputs.copy_what_is_no_view",
+        ("torch._functorch._aot_autograd.runtime_wrappers.gen_alias_from_base",),
+        "`x.mul_(2); return x[None].reshape(-1)` raises for an input with gaps, of which eager returns a copy",
+        "2.13",
+        "functionalization gives the value of a written input the input's strides",
+        "compile",
+    ),
+    Patch(
+        "aot_outputs.make_detached_outputs_of_others",
         ("torch._functorch._aot_autograd.runtime_wrappers._HANDLER_MAP (of outputs that are made of another one)",),
         "of `y = (x * 2).t(); return y, y.detach()` the second output is transposed twice, where x needs a gradient",
         "2.13",
@@ -139,7 +152,7 @@ PATCHES = (
         "compile",
     ),
     Patch(
-        "aot.take_gradients_of_overlaps",
+        "aot_outputs.take_gradients_of_overlaps",
         ("torch._functorch._aot_autograd.schemas.MemoryFormatMeta.from_tensor",),
         "gradients of a result such as `x.exp().unfold(0, 2, 1)` are wrong: elements that share memory keep the last one",
         "2.13",
@@ -316,6 +329,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     capture_rnns,
     accept_tensors,
     keep_known_sizes,
+    copy_what_is_no_view,
     make_detached_outputs_of_others,
     take_gradients_of_overlaps,
     refuse_lossy_writes,

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, capture_factorization_checks
-from dynaxla.torch_api import aot, tracing
+from dynaxla.torch_api import tracing
 from dynaxla.torch_api.aot import aot_autograd
 from dynaxla.torch_api.aot_calls import call_directly
 from tests.tolerances import assert_close
@@ -186,44 +186,3 @@ def test_the_captured_graph_has_the_check_itself() -> None:
             torch.compile(torch.linalg.inv, backend=aot_autograd(fw_compiler=note))(torch.eye(4).repeat(2, 1, 1))
         assert (str(CHECK_FACTORIZATION) in nodes) == wanted
         assert ("with_effects" in nodes) != wanted
-
-
-@boundary("aot.make_detached_outputs_of_others")
-@pytest.mark.parametrize("view", [lambda y: y.t(), lambda y: y[0], lambda y: y[None], lambda y: y.unfold(0, 2, 1)])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_an_output_and_the_same_detached(view: Callable[[Tensor], Tensor], dynamic: bool) -> None:
-    aot.make_detached_outputs_of_others()
-
-    def function(x: Tensor) -> tuple[Tensor, ...]:
-        y = view(x * 2)
-        return y, y.detach(), y.data, view(x)
-
-    x = torch.arange(9.0).view(3, 3).requires_grad_()
-    results, expected = torch.compile(function, backend="aot_eager", dynamic=dynamic)(x), function(x)
-    for mine, eager in zip(results, expected, strict=True):
-        assert mine.requires_grad == eager.requires_grad
-        assert mine.tolist() == eager.tolist()
-    results[1].fill_(7)
-    assert (results[0] == 7).all()
-    assert (results[2] == 7).all()
-
-
-@boundary("aot.take_gradients_of_overlaps")
-@pytest.mark.parametrize(
-    "view", [lambda y: y.unfold(-1, 2, 1), lambda y: y.as_strided((3, 2), (1, 1)), lambda y: y.t()]
-)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_gradients_of_a_result_whose_elements_share_memory(view: Callable[[Tensor], Tensor], dynamic: bool) -> None:
-    aot.take_gradients_of_overlaps()
-
-    def find_gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
-        x = torch.arange(9.0).view(3, 3).requires_grad_()
-        y = function(x)
-        weights = torch.arange(1.0, y.numel() + 1).view(y.shape)
-        return torch.autograd.grad((y * weights).sum(), x)[0]
-
-    def function(x: Tensor) -> Tensor:
-        return view(x.exp())
-
-    compiled = torch.compile(function, backend="aot_eager", dynamic=dynamic)
-    assert_close(find_gradient(compiled), find_gradient(function))

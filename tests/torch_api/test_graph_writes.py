@@ -53,7 +53,7 @@ def test_what_is_written_to(write: Function) -> None:
     assert memories["L_y_"] not in graph_writes.find_written_memory(module)
 
 
-@boundary("graph_writes.writes_to_an_overlap", "graph_writes.find_graphs", "graph_writes.name_of")
+@boundary("graph_writes.writes_to_an_overlap", "graph_writes.find_parts", "graph_writes.name_of")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_aot_autograd_fills_an_expanded_tensor_with_another_number(dynamic: bool) -> None:
     def fill(x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_aot_autograd_fills_an_expanded_tensor_with_another_number(dynamic: bool
         assert graph_writes.writes_to_an_overlap(capture(function, torch.ones(3), dynamic=dynamic))
 
 
-@boundary("graph_writes.writes_to_an_overlap", "graph_writes.find_graphs")
+@boundary("graph_writes.writes_to_an_overlap", "graph_writes.find_parts")
 def test_writes_to_what_is_not_expanded() -> None:
     x, row = torch.ones(3, 3), torch.ones(3)
     for function in (
@@ -120,3 +120,53 @@ def test_inputs_that_are_viewed_by_strides() -> None:
     assert found.shape == (3, 3)
     within = capture(lambda x, y: checkpoint(lambda x: x.as_strided((2, 2), (1, 1)), x, use_reentrant=False) + y, x, y)
     assert len(find_strided_inputs(within)) == 2
+
+
+@boundary("graph_writes.writes_to_an_overlap")
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y.unfold(0, 2, 3), lambda y: torch.meshgrid(y, torch.ones(1))[0], lambda y: torch.unsafe_chunk(y, 2)[1]],
+)
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
+def test_views_through_which_aot_autograd_writes_otherwise(view: Function) -> None:
+    def fill(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1e8
+        view(y).fill_(1.0)
+        return y + 0
+
+    x = torch.arange(1.0, 6.0)
+    torch._dynamo.reset()
+    assert not torch.equal(torch.compile(fill, backend="aot_eager")(x), fill(x))
+    assert graph_writes.writes_to_an_overlap(capture(fill, x))
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(fill, backend="dynaxla")(x), fill(x))
+
+
+@boundary("graph_writes.drop_inactive_dropouts")
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, False),
+        lambda x: torch.nn.functional.dropout(x, p=0.0, training=True),
+        lambda x: torch.dropout(x, 0.5, False),
+        torch.nn.Dropout(0.5).eval(),
+        lambda x: torch.nn.functional.dropout(x, 0.5, False, True),
+    ],
+)
+def test_dropout_that_gives_its_operand(drop: Function) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        z = drop(y)
+        z.add_(1)
+        return y, z, drop(x)
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    y, z, same = torch.compile(function, backend="dynaxla")(x)
+    assert y.tolist() == z.tolist() == [3, 3, 3]
+    assert same is x
+    y.fill_(5)
+    assert z.tolist() == [5, 5, 5]
+    module = capture(lambda x: checkpoint(lambda y: drop(y).sin(), x, use_reentrant=False), x)
+    graph_writes.drop_inactive_dropouts(module)
+    assert not [n for part in graph_writes.find_parts(module) for n in part.graph.nodes if "dropout" in str(n.target)]

@@ -123,6 +123,7 @@ def test_what_a_capture_takes_for_granted() -> None:
     assert find_of(lambda x: x.mul_(2), x) is None
     assert find_of(lambda x, y: x.mul_(2) + y, x, y) == InputMemory((), (0, 1))
     assert find_of(lambda x, y: x.view(2, 2)[0].mul_(2) + y[:2], x, y) == InputMemory((), (0, 1))
+    assert find_of(lambda x, y: (x.mul_(2), y[:2]), x, y) == InputMemory((), (0, 1), gives_views=True)
     assert find_of(lambda x, y: x.as_strided((2,), (1,)) + y[:2], x, y) is None
     assert find_of(lambda x, y: x.as_strided((2,), (1,), 1) + y[:2], x, y) == InputMemory((0, 1), ())
     assert find_of(Cache(), x, y) is None
@@ -136,6 +137,9 @@ def test_where_inputs_lie() -> None:
     assert shared.read([columns[:, :2], columns[:, 2:]]) == ((), ())
     assert shared.read([memory[:4], memory[3:7]]) == ((), (((0, 0), (1, 3)),))
     assert InputMemory((0,), ()).read([memory[3:]]) == ((3,), ())
+    assert shared.is_captured(((), ((0, 0), (1, 3))))
+    assert not InputMemory((), (0, 1), gives_views=True).is_captured(((), ((0, 0), (1, 3))))
+    assert InputMemory((), (0, 1), gives_views=True).is_captured(((), ()))
 
 
 @boundary("input_memory.writes_at_a_place")
