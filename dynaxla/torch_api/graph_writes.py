@@ -51,9 +51,10 @@ def drop_inactive_dropouts(module: GraphModule) -> None:
 
 def _is_inactive(node: Node) -> bool:
     """Whether a call of dropout has its numbers by place, and drops nothing."""
-    given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+    given: dict[str, Any] = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
     rate, training = given.get("p", 0.5), given.get("training", given.get("train", True))
-    return bool(node.args) and (training is False or (type(rate) in (int, float) and rate == 0))
+    is_zero = isinstance(rate, (int, float)) and rate == 0
+    return bool(node.args) and (training is False or is_zero)
 
 
 def unsqueeze_written_expansions(module: GraphModule) -> None:
