@@ -134,12 +134,14 @@ ANY_NAN = "dynaxla_any_nan"
 
 _MOVE_OPCODES = frozenset("parameter constant bitcast reshape transpose broadcast".split())
 _EXACT_OPCODES = frozenset("add subtract multiply divide negate abs".split())
-_COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+COMPUTATION = re.compile(r"^(?:ENTRY )?(\S+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"calls=([^\s,]+).*__ynn_fusion")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?(\S+) = (\w+)\[[^\]]*\]\S* ([\w-]+)\(([^)]*)\)(?=(.*))(?:.*to_apply=([^\s,]+))?")
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """A line of an optimized module's text, by its parts; empty where it has none."""
+
     root: str
     name: str
     element: str
@@ -159,27 +161,28 @@ def has_exact_fusions(hlo: str) -> bool:
     Args:
         hlo: the text of an optimized module, as `HloPrintOptions.short_parsable` prints it.
     """
-    computations: Mapping[str, str] = dict(_COMPUTATION.findall(hlo))
+    computations: Mapping[str, str] = dict(COMPUTATION.findall(hlo))
     return all(_keeps_fusion(computations[name], computations) for name in _CALLED.findall(hlo))
 
 
 def _keeps_fusion(fusion: str, computations: Mapping[str, str]) -> bool:
     if " reduce(" not in fusion and " reduce-window(" not in fusion:
         return True
-    instructions = list(_instructions(fusion))
+    instructions = list(find_instructions(fusion))
     parameters = {each.name for each in instructions if each.opcode == "parameter"}
     return len(instructions) == len(fusion.splitlines()) and all(
         _is_same(each, parameters, computations) for each in instructions
     )
 
 
-def _instructions(computation: str) -> Iterator[_Instruction]:
+def find_instructions(computation: str) -> Iterator[Instruction]:
+    """The instructions of a computation that give one array."""
     for line in computation.splitlines():
         if found := _INSTRUCTION.match(line):
-            yield _Instruction(*found.groups(default=""))
+            yield Instruction(*found.groups(default=""))
 
 
-def _is_same(instruction: _Instruction, parameters: set[str], computations: Mapping[str, str]) -> bool:
+def _is_same(instruction: Instruction, parameters: set[str], computations: Mapping[str, str]) -> bool:
     """Whether the library computes the instruction as XLA does."""
     if instruction.opcode == "convert":  # the library may omit a chain of conversions
         return bool(instruction.root) or instruction.operands in parameters

@@ -12,26 +12,39 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from dynaxla.runtime.executable_info import COMPUTATION, find_instructions
+
 if TYPE_CHECKING:
     from dynaxla.runtime.xla import MlirBindings
 
 Operation = Any  # of jaxlib's bindings of MLIR, which have no types
 
-_COMPUTATION = re.compile(r"^\S.*? \{\n.*?^\}", re.MULTILINE | re.DOTALL)
-_NAN = re.compile(r" constant\([^)\n]*nan")
+_NAN = re.compile(r"\bnan\b")
 _EXPONENTIAL = re.compile(r" (?:exponential|exponential-minus-one|logistic)\(")
+_PARTIAL = frozenset(("log", "log-plus-one", "sqrt", "rsqrt"))
+"""Functions that are NaN of negative numbers."""
 _EXPONENTIALS = frozenset("stablehlo.exponential stablehlo.exponential_minus_one stablehlo.logistic".split())
 
 
 def loses_nan(hlo: str) -> bool:
-    """Whether a computation has an exponential and a NaN among its constants.
+    """Whether a computation has an exponential, and a NaN that is known: a constant, or the logarithm or root of numbers made
+    of nothing but constants and indices, which LLVM computes where few elements are.
 
     Args:
-        hlo: the text of an optimized module, without large constants.
+        hlo: the text of an optimized module, as `HloPrintOptions.short_parsable` prints it, without large constants.
     """
-    if _NAN.search(hlo) is None:
-        return False
-    return any(_NAN.search(each) and _EXPONENTIAL.search(each) for each in _COMPUTATION.findall(hlo))
+    return any(_EXPONENTIAL.search(each) and _knows_nan(each) for _, each in COMPUTATION.findall(hlo))
+
+
+def _knows_nan(computation: str) -> bool:
+    known = set[str]()
+    for each in find_instructions(computation):
+        operands = each.operands.split(", ")
+        if each.opcode in ("constant", "iota") or known.issuperset(operands):
+            known.add(each.name)
+            if each.opcode in _PARTIAL or (each.opcode == "constant" and _NAN.search(each.operands + each.attributes)):
+                return True
+    return False
 
 
 def guard_exponentials(bindings: MlirBindings, module: bytes | str) -> bytes:

@@ -20,6 +20,7 @@ KNOWN: dict[str, Function] = {
     "the mean of nothing": lambda x: x + x[:0].mean(),
     "a choice for all": lambda x: torch.where((x.abs().sum() > 0), torch.nan, x),
     "infinity less infinity": lambda x: x + (torch.full((4,), torch.inf).to(x.dtype) - torch.inf),
+    "logarithms of indices": lambda x: x + torch.arange(-2, 2).to(x.dtype).log(),
     "the logarithm of -1": lambda x: x + torch.full((4,), -1.0).to(x.dtype).log(),
 }
 
@@ -64,17 +65,26 @@ def test_a_kept_executable_keeps_nan() -> None:
         assert torch.compile(lambda x: torch.exp(x * torch.nan), backend="dynaxla")(x).isnan().all()
 
 
+def _computation(*lines: str) -> str:
+    text = "".join(f"  {line}\n" for line in ("p = f32[4]{0} parameter(0)", *lines))
+    return f"HloModule m\n\nfused {{\n{text}}}\n\n"
+
+
 def test_programs_that_lose_nan_are_told_apart() -> None:
-    lines = {
-        "a product": "  %c = f32[] constant(nan)\n  ROOT %e = f32[4]{0} exponential(%p)\n",
-        "of both signs": "  %c = f32[2]{0} constant({1, -nan})\n  ROOT %e = bf16[4]{0} logistic(%p)\n",
-        "no NaN": "  %c = f32[] constant(1)\n  ROOT %e = f32[4]{0} exponential(%p)\n",
-        "no exponential": "  %c = f32[] constant(nan)\n  ROOT %e = f32[4]{0} sine(%p)\n",
-    }
-    found = {
-        name: loses_nan(f"HloModule m\n\n%fused (p: f32[4]) -> f32[4] {{\n{text}}}\n") for name, text in lines.items()
-    }
-    assert found == {"a product": True, "of both signs": True, "no NaN": False, "no exponential": False}
-    assert not loses_nan(
-        "".join(f"%{i} (p: f32[4]) -> f32[4] {{\n{text}}}\n\n" for i, text in enumerate(list(lines.values())[2:]))
+    exponential = "ROOT e = f32[4]{0} exponential(p)"
+    losing = (
+        _computation("c = f32[] constant(nan)", exponential),
+        _computation("c = f32[2]{0} constant({1, -nan})", "ROOT e = bf16[4]{0} logistic(p)"),
+        _computation("c = c64[2]{0} constant({(1, 0), (0, nan)})", exponential),
+        _computation(
+            "i = f32[4]{0} iota(), iota_dimension=0", "n = f32[4]{0} negate(i)", "l = f32[4]{0} log(n)", exponential
+        ),
     )
+    keeping = (
+        _computation("c = f32[] constant(1)", exponential),
+        _computation("l = f32[4]{0} log(p)", exponential),
+        _computation("c = f32[] constant(nan)", "ROOT s = f32[4]{0} sine(p)"),
+        _computation("c = f32[] constant(nan)") + _computation(exponential),
+    )
+    assert all(map(loses_nan, losing))
+    assert not any(map(loses_nan, keeping))
