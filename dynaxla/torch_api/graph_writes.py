@@ -1,4 +1,7 @@
-"""What a graph of Dynamo's writes to: it calls functions without schemas, so that it is told by their names and arguments."""
+"""What a graph of Dynamo's writes to, and the views through which AOTAutograd would write otherwise than eager.
+
+A graph of Dynamo's calls functions without schemas, so that writes are told by their names and arguments.
+"""
 
 from __future__ import annotations
 
