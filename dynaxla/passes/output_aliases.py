@@ -62,9 +62,8 @@ def split_aliases(module: GraphModule, saved: Saved, inputs: GraphInputs | None 
     bases = list(dict.fromkeys(node for i in places for node in sources[i] if not _is_input(node)))
     views: list[Any] = [kept[place] for place in places]
     make = _views_alone(module, bases, views, detaches=saved.in_training and not saved.inputs)
-    tolerate_strides(
-        make.graph
-    )  # what a forward saved may lie in padded memory, and a written input has strides of its own
+    # What a forward saved may lie in padded memory, and an input that is written to keeps its strides.
+    tolerate_strides(make.graph)
     make.recompile()
     for place in places:
         kept[place] = None

@@ -311,12 +311,12 @@ def compile_on(client: Any, devices: Sequence[Any], module: bytes | str, options
     _prepare_calls(module)
     with load().TracebackScope():
         executable = client.compile_and_load(module, listed, options)
-        if devices[0].platform != "cpu":
-            return executable
-        if any(map(loses_nan, _hlo_of(executable))):
+        hlo = _hlo_of(executable) if devices[0].platform == "cpu" else []
+        if any(map(loses_nan, hlo)):
             module = guard_exponentials(mlir(), module)
             executable = client.compile_and_load(module, listed, options)
-        if all(map(has_exact_fusions, _hlo_of(executable))):
+            hlo = _hlo_of(executable)
+        if all(map(has_exact_fusions, hlo)):
             return executable
         options.env_option_overrides = [*options.env_option_overrides, WITHOUT_REDUCTIONS]
         return client.compile_and_load(module, listed, options)
@@ -338,13 +338,13 @@ def _prepare_lapack() -> None:
     lapack.prepare_lapack_call("potrf_ffi", np.dtype(np.float32))
 
 
-def _hlo_of(executable: Any) -> Iterator[str]:
+def _hlo_of(executable: Any) -> list[str]:
     """The text of the optimized modules, without large constants."""
     from jaxlib import _hlo
 
     printed = _hlo.HloPrintOptions.short_parsable()
     printed.print_large_constants = False
-    return (module.to_string(printed) for module in executable.hlo_modules())
+    return [module.to_string(printed) for module in executable.hlo_modules()]
 
 
 def compile_ahead(devices: Sequence[Any], module: bytes) -> Any:
