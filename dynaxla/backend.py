@@ -216,14 +216,14 @@ class GraphCompiler:
     ) -> Callable[..., Any]:
         """Makes a function that runs the graph in eager where its inputs lie in memory otherwise than in the first call."""
         first: tuple[object, ...] | None = None
-        is_told = False
+        is_captured = is_told = False
 
         def run(*args: Any) -> Any:
-            nonlocal first, is_told
+            nonlocal first, is_captured, is_told
             now = memory.read(args)
             if first is None:
-                first = now
-            if now == first and memory.is_captured(now):
+                first, is_captured = now, memory.is_captured(now)
+            if is_captured and now == first:
                 return captured(*args)
             if not is_told or self._options.fallback == "error":
                 is_told = True

@@ -232,6 +232,9 @@ FITS: dict[str, Function] = {
     "where": lambda h, i, m: torch.where(m, h, 1e6),
     "add": lambda h, i, m: i.to(torch.uint8) + 300,
     "divide": lambda h, i, m: h // 0,
+    "divide a float": lambda h, i, m: 0.5 // (i - i),
+    "divide a float by truth values": lambda h, i, m: torch.div(1.5, m, rounding_mode="trunc"),
+    "remainder of a float": lambda h, i, m: (1.5 % (i - i)).nan_to_num(7.0),
 }
 
 

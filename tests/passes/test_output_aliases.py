@@ -100,6 +100,22 @@ def test_gradients_of_a_view_of_an_expanded_input(function: Any, dynamic: bool |
             assert_close(mine, eager)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", [lambda x: x[1:], lambda x: (x.sin(), x.t())])
+def test_gradients_of_a_view_of_windows(function: Any, dynamic: bool | None) -> None:
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for size in (6, 9, 12):
+        memory = torch.randn(size, requires_grad=True)
+        gradients = []
+        for run in (compiled, function):
+            x = memory.unfold(0, 3, 1)
+            results = tree_leaves(run(x))
+            weights = [torch.arange(float(result.numel())).reshape(result.shape) for result in results]
+            gradients.append(torch.autograd.grad(results, [x, memory], weights))
+        for mine, eager in zip(*gradients, strict=True):
+            assert_close(mine, eager)
+
+
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a product of batches": lambda x: x[None] @ torch.ones(8, 8),
     "a linear layer": lambda x: torch.nn.functional.linear(x[None], torch.ones(8, 8)),
