@@ -34,6 +34,8 @@ and `dynaxla.read_metrics().fallbacks` says so.
 Values differ from eager's by XLA's nature or torch's own:
 
 - subnormal numbers count as zero (`x > 0` is False for 1e-40), as after `torch.set_flush_denormal(True)`;
+- NaN, infinities and numbers out of range become the integers that x86 makes of them, as in eager, in programs for the CPU;
+  elsewhere 0 and the nearest integers;
 - an index out of range raises on the CPU alone ("Indices out of range" below);
 - where eager's answer depends on the kernel that it picks for a processor or a layout (its gelu of infinity is NaN with
   oneDNN and infinity without), the compiled answer is the one that the formula gives.

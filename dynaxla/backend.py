@@ -34,6 +34,7 @@ from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
 from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forward_inputs
 from dynaxla.torch_api.aot_calls import call_directly
+from dynaxla.torch_api.aot_outputs import detach_views_of_saved
 from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.graph_writes import drop_inactive_dropouts, unsqueeze_written_expansions
@@ -261,6 +262,7 @@ class GraphCompiler:
         if kind == "inference":
             self._placement.rewrite_inference(module.graph)
         inputs, saved = get_forward_inputs(), Saved(outputs=saved_outputs(module.graph), in_training=kind == "forward")
+        detach_views_of_saved(module.graph, saved.outputs)
         return CapturedGraph(kind, module, known, inputs, find_static_inputs(inputs, module), saved)
 
     def _builder(self) -> GraphBuilder:

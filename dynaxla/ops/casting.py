@@ -13,7 +13,7 @@ from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, CONSTRAIN_LIKE, UNSHARD
 from dynaxla.custom_ops.schema import operand_dtype
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.dtypes import FLOATS, INTEGERS_WITHOUT_BOOL, STORED, XLA_DTYPES
+from dynaxla.ops.dtypes import FLOATS, STORED, XLA_DTYPES
 from dynaxla.ops.eager_errors import check_numbers_fit
 from dynaxla.ops.promotion import Operand, cast, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -22,8 +22,6 @@ from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 aten = torch.ops.aten
 prims = torch.ops.prims
 OPS = OpFamily()
-
-_NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 
 
 @OPS.op(aten.clone.default, pad=elementwise_rules.elementwise, dtypes=STORED)
@@ -82,12 +80,6 @@ def fill(self: jax.Array, value: Operand) -> jax.Array:
     return jnp.broadcast_to(cast(value, torch_dtype(self)), self.shape)
 
 
-def _makes_fewer_bits(call: Node) -> bool:
-    """Whether a call converts floats to integers of fewer than 64 bits."""
-    source, made = _source(call), call.meta["val"].dtype
-    return source.is_floating_point and made in _NARROW
-
-
 def _is_complex(call: Node) -> bool:
     return _source(call).is_complex or call.meta["val"].is_complex()
 
@@ -96,9 +88,7 @@ def _source(call: Node) -> torch.dtype:
     return operand_dtype(call, "a" if call.target is prims.convert_element_type.default else "self")
 
 
-_OUT_OF_RANGE = "2147483647, not -2147483648, of NaN and of what is out of range"
 _FINDINGS_OF_CONVERSIONS = (
-    Finding(Verdict.WRONG, FLOATS, _OUT_OF_RANGE, calls=_makes_fewer_bits),
     Finding(Verdict.CRASHES, XLA_DTYPES, "[(torch.Size([3, 4]), torch.float32), torch.complex64]", calls=_is_complex),
 )
 

@@ -6,14 +6,16 @@ body casts its operands to a common dtype first.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.ops.dtypes import FLOAT8
+from dynaxla.ops.dtypes import FLOAT8, INTEGERS_WITHOUT_BOOL
 from dynaxla.ops.record import Body
 
 JNP_DTYPES = {
@@ -40,6 +42,8 @@ Scalar = bool | int | float | complex
 Operand = jax.Array | Scalar
 
 _TORCH_DTYPES = {jnp.dtype(theirs): ours for ours, theirs in JNP_DTYPES.items()}
+_BY_INT32 = frozenset({torch.int8, torch.int16, torch.int32})
+_HAS_LEAST_INTEGER = platform.machine() in ("x86_64", "AMD64")
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -87,7 +91,7 @@ def round_float(array: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 
 def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
-    """Casts `operand` to `dtype` with torch's conversions (integers wrap, every nonzero number is True)."""
+    """Casts `operand` to `dtype` as torch does: integers wrap, -1.0 is 255 in uint8, every nonzero number is True."""
     if not isinstance(operand, jax.Array):
         # An out-of-range Python integer wraps, as torch's 0-d int64 does; numpy would refuse it.
         operand = jnp.asarray(operand, JNP_DTYPES[_widest(operand)])
@@ -99,11 +103,30 @@ def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
         source = torch_dtype(operand)
     if FLOAT8 & {source, dtype}:
         return _cast_float8(operand, dtype)
-    is_narrow_integer = not (dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64))
-    if source.is_floating_point and is_narrow_integer:
-        # Torch goes through int64, so -1.0 becomes 255 in uint8; XLA alone would saturate to 0.
-        operand = operand.astype(jnp.int64)
+    if source.is_floating_point and dtype in INTEGERS_WITHOUT_BOOL:
+        on_cpu, elsewhere = (partial(convert, dtype=dtype) for convert in (_to_integer_on_cpu, _to_integer))
+        return lax.platform_dependent(operand, cpu=on_cpu, default=elsewhere)  # type: ignore[no-any-return]
     return operand.astype(JNP_DTYPES[dtype])
+
+
+def _to_integer(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    return x.astype(jnp.int64).astype(JNP_DTYPES[dtype])
+
+
+def _to_integer_on_cpu(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Converts floats to the integers by whose low bits torch's CPU kernels make those of `dtype`: int32 for int8, int16 and
+    int32, else int64.
+
+    NaN and what is out of their range is the least integer on x86 (`cvttss2si` and its like, Intel SDM volume 1, table 4-1);
+    other processors saturate, as XLA does.
+    """
+    wide = jnp.int32 if dtype in _BY_INT32 else jnp.int64
+    least = jnp.iinfo(wide).min
+    converted = x.astype(wide)
+    if _HAS_LEAST_INTEGER:
+        beyond = -float(least) if jnp.finfo(x.dtype).max > -float(least) else jnp.inf
+        converted = jnp.where(x < beyond, converted, least)
+    return converted.astype(JNP_DTYPES[dtype])
 
 
 def _cast_float8(operand: jax.Array, dtype: torch.dtype) -> jax.Array:

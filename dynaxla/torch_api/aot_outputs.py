@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, OutputType
+from torch._guards import TracingContext
+from torch.fx import Graph, Node
 
+from dynaxla.torch_api.fakes import memory_of
 from dynaxla.torch_api.graph_writes import has_overlap
 
 
@@ -78,3 +82,49 @@ def make_detached_outputs_of_others() -> None:
         return handler
 
     handlers[kind] = make
+
+
+def detach_views_of_saved(forward: Graph, saved: Collection[int]) -> None:
+    """Has a backward raise, as eager's, where an output was written to that is a view of what it reads.
+
+    AOTAutograd gives the output of `x.exp().t()` by `aten._unsafe_view`, so that autograd does not take it for a view. That
+    does not share the version of the tensor that is saved, and the gradient would be taken of what was written. A detached
+    view is none to autograd, either, and shares it.
+
+    Args:
+        saved: positions of the outputs that are kept for the backward alone.
+
+    Relies on `fw_metadata` of the tracing context with `unsafe_view_out_indices` and `num_unsafe_view_outputs`, of which the
+    code that gives the outputs is made after the forward is compiled, and on `tokens` and `mutated_inp_runtime_indices`, whose
+    results precede the outputs.
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None or not known.unsafe_view_out_indices:
+        return
+    output = forward.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    read = {memory_of(value) for value in map(_value_of, (results[i] for i in saved)) if _lies_in_memory(value)}
+    first = len(known.tokens) + len(known.mutated_inp_runtime_indices)
+    for index in list(known.unsafe_view_out_indices):
+        value = _value_of(results[first + index])
+        if _lies_in_memory(value) and memory_of(value) in read:
+            results[first + index] = _detach(forward, results[first + index])
+            known.unsafe_view_out_indices.remove(index)
+    known.num_unsafe_view_outputs = len(known.unsafe_view_out_indices)
+    output.args = (tuple(results),)
+
+
+def _value_of(result: object) -> object:
+    return result.meta.get("val") if isinstance(result, Node) else None
+
+
+def _lies_in_memory(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _detach(graph: Graph, view: Node) -> Node:
+    with graph.inserting_before(graph.output_node()):
+        detached = graph.call_function(torch.ops.aten.detach.default, (view,))
+    detached.meta.update(view.meta)
+    return detached

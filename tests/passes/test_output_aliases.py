@@ -146,3 +146,35 @@ def test_views_of_a_value_that_is_written(name: str, write: Function, dynamic: b
                 assert_close(mine, eager)
             written.mul_(3)
             same.mul_(3)
+
+
+SAVED: dict[str, Function] = {
+    "exp": lambda x: x.exp().t(),
+    "relu": lambda x: x.relu().view(-1),
+    "softmax": lambda x: x.softmax(-1)[1:],
+    "sqrt": lambda x: x.t().sqrt()[None].transpose(1, 2),
+    "itself": lambda x: x.exp(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("name", quick(SAVED, "exp"))
+def test_a_write_to_a_view_of_what_the_backward_reads(name: str, breaks: bool, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = SAVED[name](x)
+        if breaks:
+            torch._dynamo.graph_break()
+            y.mul_(2)
+        return y
+
+    def find_gradient(function: Function) -> torch.Tensor:
+        x = torch.arange(1.0, 7.0).view(2, 3).requires_grad_()
+        y = function(x)
+        if not breaks:
+            y.detach().mul_(2)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    for each in (function, torch.compile(function, backend="dynaxla", dynamic=dynamic)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            find_gradient(each)

@@ -377,7 +377,8 @@ def cast(choose: Chooser) -> Call | None:
 
 
 def _fits_integer(x: torch.Tensor) -> bool:
-    return not x.is_floating_point() or bool((x.abs() < 2**30).all())
+    """Whether a rounding gives no other integer: NaN and infinities give the least one."""
+    return not x.is_floating_point() or bool(((x.abs() < 2**30) | ~x.isfinite()).all())
 
 
 def creation(choose: Chooser) -> Call | None:

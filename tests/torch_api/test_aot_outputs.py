@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
 
 from dynaxla.torch_api import aot_outputs
 from tests.tolerances import assert_close
@@ -82,3 +85,26 @@ def test_an_output_that_is_no_view_of_a_written_input(gradients: bool) -> None:
         else:
             y.fill_(5)
             assert x[0].tolist() == [0, 2]
+
+
+@boundary("aot_outputs.detach_views_of_saved")
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_write_to_a_view_of_what_is_saved(detaches: bool) -> None:
+    def compile_forward(module: GraphModule, _: object) -> Callable[..., Any]:
+        if detaches:
+            aot_outputs.detach_views_of_saved(module.graph, [1])
+            module.recompile()
+        return module
+
+    def write(y: Tensor) -> None:
+        with torch.no_grad():
+            y.mul_(2)
+
+    compiled = torch.compile(lambda x: x.exp().t(), backend=aot_autograd(fw_compiler=compile_forward))
+    result = compiled(torch.ones(2, 3, requires_grad=True))
+    write(result)
+    if not detaches:
+        result.sum().backward()  # a wrong gradient, in silence
+        return
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
