@@ -74,7 +74,9 @@ def reason_for_jax(node: Node) -> str | None:
     operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
     if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
-    if any(v.is_floating_point() for v in operands) and any(v.dtype in _integers(node) for v in _tensors(node.meta["val"])):
+    if any(v.is_floating_point() for v in operands) and any(
+        v.dtype in _integers(node) for v in _tensors(node.meta["val"])
+    ):
         return "floats that become integers: torch-mlir gives the nearest, torch what is left of the whole number, or the least"
     if len({value.dtype for value in operands if value.is_floating_point()}) > 1:
         return "floats of several dtypes: torch-mlir takes some steps in one of them, torch all in that of the result"
@@ -92,7 +94,9 @@ _NARROW = INTEGERS_WITHOUT_BOOL - {torch.int64}
 def _integers(call: Node) -> frozenset[torch.dtype]:
     """The dtypes of results that are converted from the operands: without a conversion int64 is that of places."""
     assert isinstance(call.target, OpOverload)
-    given = {parameter.name: value for parameter, value in zip(parameters(call.target), call.args, strict=False)} | call.kwargs
+    given = {
+        parameter.name: value for parameter, value in zip(parameters(call.target), call.args, strict=False)
+    } | call.kwargs
     converts = given.get("dtype") is not None or call.target is torch.ops.aten.copy.default
     return INTEGERS_WITHOUT_BOOL if converts else _NARROW
 

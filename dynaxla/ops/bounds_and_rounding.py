@@ -18,28 +18,49 @@ from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 aten = torch.ops.aten
 OPS = OpFamily()
 
+LOSES_SIGN_OF_ZERO = Finding(Verdict.WRONG, FLOATS, "max(-0.0, 0.0) is 0.0", platforms=frozenset({"cpu"}))
 _ROUGH_PI = Finding(Verdict.WRONG, REAL, "takes pi as 3.14159, 14 units in the last place off")
 
 
-@OPS.op(aten.clamp.default, check=check_all(check_bounds, check_numbers_fit("min", "max")), dtypes=REAL)
+@OPS.op(
+    aten.clamp.default,
+    check=check_all(check_bounds, check_numbers_fit("min", "max")),
+    dtypes=REAL,
+    torch_mlir=(LOSES_SIGN_OF_ZERO,),
+)
 @OPS.op(aten.clamp.Tensor, check=check_bounds, dtypes=REAL)
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     dtype = result_dtype(*(operand for operand in (self, min, max) if operand is not None))
-    clamped = cast(self, dtype)
-    if min is not None:
-        clamped = jnp.maximum(clamped, cast(min, dtype))
-    if max is not None:
-        clamped = jnp.minimum(clamped, cast(max, dtype))
-    return clamped
+    least, most = (None if limit is None else cast(limit, dtype) for limit in (min, max))
+    return bound(cast(self, dtype), least, most)
 
 
-@OPS.op(aten.clamp_min.default, check=check_all(check_bounds, check_numbers_fit("min")), dtypes=REAL)
+def bound(x: jax.Array, least: jax.Array | None, most: jax.Array | None = None) -> jax.Array:
+    """Puts the bound for what is beyond it, and NaN for all if the bound is NaN. A zero keeps its sign, as in torch."""
+    if least is not None:
+        x = jnp.where((x < least) | (least != least), least, x)
+    if most is not None:
+        x = jnp.where((x > most) | (most != most), most, x)
+    return x
+
+
+@OPS.op(
+    aten.clamp_min.default,
+    check=check_all(check_bounds, check_numbers_fit("min")),
+    dtypes=REAL,
+    torch_mlir=(LOSES_SIGN_OF_ZERO,),
+)
 @OPS.op(aten.clamp_min.Tensor, dtypes=REAL)
 def clamp_min(self: jax.Array, min: Operand) -> jax.Array:
     return clamp(self, min)
 
 
-@OPS.op(aten.clamp_max.default, check=check_all(check_bounds, check_numbers_fit("max")), dtypes=REAL)
+@OPS.op(
+    aten.clamp_max.default,
+    check=check_all(check_bounds, check_numbers_fit("max")),
+    dtypes=REAL,
+    torch_mlir=(LOSES_SIGN_OF_ZERO,),
+)
 @OPS.op(aten.clamp_max.Tensor, dtypes=REAL)
 def clamp_max(self: jax.Array, max: Operand) -> jax.Array:
     return clamp(self, None, max)

@@ -46,4 +46,6 @@ def test_all_pairs(name: str, dynamic: bool) -> None:
 
     found, expected = torch.compile(run, backend="dynaxla", dynamic=dynamic)(numbers), run(numbers)
     pairs = [(x, dtype) for x in FLOATS for dtype in INTEGERS]
-    assert not [pair for pair, mine, eager in zip(pairs, found, expected, strict=True) if mine.tolist() != eager.tolist()]
+    assert not [
+        pair for pair, mine, eager in zip(pairs, found, expected, strict=True) if mine.tolist() != eager.tolist()
+    ]
