@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 from torch.fx import GraphModule, Node, map_arg
 
 from dynaxla.custom_ops.constrain import CONSTRAIN, IN_REGION
+from dynaxla.custom_ops.reversed_scan import REVERSED_SCAN
 from dynaxla.fx.graph_utils import attribute
 from dynaxla.lowering.locations import SCOPE
 from dynaxla.ops.promotion import JNP_DTYPES
@@ -130,10 +132,13 @@ def _scan(
     xs: Sequence[jax.Array],
     more: Sequence[Value],
     places: jax.Array | None = None,
+    *,
+    reverse: bool = False,
 ) -> Values:
     """
     Args:
         places: how many places are scanned, from the first; None: all.
+        reverse: whether all are scanned from the last to the first.
     """
 
     def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
@@ -141,7 +146,7 @@ def _scan(
         return results[: len(init)], results[len(init) :]
 
     if places is None:
-        carry, stacked = lax.scan(step, tuple(init), tuple(xs))
+        carry, stacked = lax.scan(step, tuple(init), tuple(xs), reverse=reverse)
     else:
         carry, stacked = _scan_first(step, tuple(init), xs, jnp.reshape(places, ()))
     return (*carry, *stacked)
@@ -185,6 +190,7 @@ _BODIES: Mapping[HigherOrderOperator, Callable[..., Values]] = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
     torch.ops.higher_order.scan: _scan,
+    REVERSED_SCAN: partial(_scan, reverse=True),
     torch.ops.higher_order.map_impl: _map,
     torch.ops.higher_order.invoke_subgraph: _invoke,
 }

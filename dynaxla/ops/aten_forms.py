@@ -147,6 +147,13 @@ def slice_scatter(
 def slice_backward(
     call: AtenCallBuilder, grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Node:
+    """Pads where it can, which XLA computes within other ops; a scatter it does not."""
+    size, axis = input_sizes[dim], dim % len(input_sizes)
+    first, _ = slice_bounds(size, start, end)
+    if step == 1:
+        behind = size - first - _shape(grad)[axis]
+        pads = [*(0, 0) * (len(input_sizes) - 1 - axis), first, behind]
+        return call(aten.constant_pad_nd.default, grad, pads, 0)
     zeros = call(aten.full.default, list(input_sizes), 0, dtype=grad.meta["val"].dtype)
     return slice_scatter(call, zeros, grad, dim, start, end, step)
 

@@ -122,12 +122,27 @@ def window_scatter(x: jax.Array, piece: jax.Array, starts: jax.Array) -> jax.Arr
 
 @OPS.op(aten.select_backward.default, pad=gradients_rules.select_backward)
 def select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
-    return select_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, index)
+    axis = axis_of(dim, len(input_sizes))
+    place = index % input_sizes[axis]
+    return _spread(jnp.expand_dims(grad, axis), input_sizes[axis], axis, place, 1)
 
 
 @OPS.op(aten.slice_backward.default, pad=gradients_rules.slice_backward, as_aten=aten_forms.slice_backward)
 def slice_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
-    return slice_scatter(jnp.zeros(tuple(input_sizes), grad.dtype), grad, dim, start, end, step)
+    axis = axis_of(dim, len(input_sizes))
+    first, _ = slice_bounds(input_sizes[axis], start, end)
+    return _spread(grad, input_sizes[axis], axis, first, step)
+
+
+def _spread(x: jax.Array, size: int, axis: int, first: int, step: int) -> jax.Array:
+    """Zeros of a size along an axis, with the elements at every `step`th place from the first on.
+
+    Padded, which XLA computes within other ops; a scatter it does not.
+    """
+    behind = size - first - step * (x.shape[axis] - 1) - 1 if x.shape[axis] else size - first
+    pads = [(0, 0, 0)] * x.ndim
+    pads[axis] = (first, behind, step - 1)
+    return lax.pad(x, jnp.zeros((), x.dtype), pads)
 
 
 @OPS.op(aten.diagonal_backward.default, pad=diagonals_rules.diagonal_backward)

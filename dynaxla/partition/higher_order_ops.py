@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from dynaxla.custom_ops.reversed_scan import REVERSED_SCAN
 from dynaxla.diagnostics import FallbackReason
 from dynaxla.errors import LinkError
 from dynaxla.fx.aliased_ops import replace_aliased_ops
@@ -125,6 +126,8 @@ class _Taker:
                 _make_conditions_tensors(each)
         if weights and not symbolic:
             scan_layers(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
+        if not symbolic:
+            _reverse_scans(module, lambda node: not self._refused(_region(module, node)[0], node))
         while node := _next_call(module, left):
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)
@@ -205,6 +208,25 @@ def _make_conditions_tensors(module: GraphModule) -> None:
                 made.meta = {**node.meta, "val": torch.empty((), dtype=torch.bool)}
             node.args = (made, *node.args[1:])
             module.recompile()
+
+
+def _reverse_scans(module: GraphModule, takes: Callable[[Node], bool]) -> None:
+    """Scans from the last place on where all that is scanned is flipped, and all results of places are, as in a backward of
+    torch's."""
+    for node in module.graph.find_nodes(op="call_function", target=_higher_order.scan):
+        combine, init, xs, more = node.args
+        stacked = [pick for pick in node.users if pick.args[1] >= len(init)]  # type: ignore[operator]
+        flips = [flip for pick in stacked for flip in pick.users]
+        if not xs or not all(map(_flips_places, (*xs, *flips))) or not takes(node):
+            continue
+        node.target, node.args = REVERSED_SCAN, (combine, init, [x.args[0] for x in xs], more)
+        for flip in flips:
+            flip.replace_all_uses_with(flip.args[0])  # type: ignore[arg-type]
+            module.graph.erase_node(flip)
+
+
+def _flips_places(node: Node) -> bool:
+    return node.target is aten.flip.default and list(node.args[1]) == [0]  # type: ignore[arg-type]
 
 
 def _region(module: GraphModule, node: Node) -> tuple[Region, list[Node], list[Node]]:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.types import IntLikeType
 
 from dynaxla.cache.key import Key
+from dynaxla.custom_ops.reversed_scan import REVERSED_SCAN
 from dynaxla.partition.inline_subgraphs import INVOKE
 from dynaxla.programs.structural_hash import CannotList, graph_listing
 from dynaxla.torch_api.overloads import HigherOrderOperator
@@ -21,6 +22,7 @@ from dynaxla.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
 _higher_order = torch.ops.higher_order
+_SCANS = (_higher_order.scan, REVERSED_SCAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,12 @@ class Region:
     @property
     def carried(self) -> int:
         """How many results a loop over places carries from place to place; the others have a value of each place."""
-        return len(self.arguments(*self._numbers())[1]) if self.target is _higher_order.scan else 0
+        return len(self.arguments(*self._numbers())[1]) if self.target in _SCANS else 0
 
     @property
     def scanned(self) -> range:
         """Which tensors a loop over places reads one place at a time; none of another operator's."""
-        if self.target not in (_higher_order.scan, _higher_order.map_impl):
+        if self.target not in (*_SCANS, _higher_order.map_impl):
             return range(0)
         read = self.arguments(*self._numbers())[-2]
         return range(read[0], read[-1] + 1)
@@ -189,7 +191,7 @@ _FAKE_KERNELS: Mapping[Any, Callable[..., Sequence[Tensor]]] = MappingProxyType(
     {
         _higher_order.cond: lambda pred, true, false, operands: _run_fake(true, *operands),
         _higher_order.while_loop: lambda cond, body, carried, more: carried,
-        _higher_order.scan: _fake_scan,
+        **dict.fromkeys(_SCANS, _fake_scan),
         _higher_order.map_impl: lambda body, xs, more, places=None: _fake_scan(body, (), xs, more),
         _higher_order.invoke_subgraph: lambda called, name, *operands: _run_fake(called, *operands),
     }

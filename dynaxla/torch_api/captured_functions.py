@@ -142,7 +142,18 @@ def _scan_in_order(combine: Callable[..., list[Tensor]], places: list[Tensor]) -
         following = [state.contiguous() for state in combine(*states, *place)]
         return following, [state.clone() for state in following]
 
+    def step_or_begin(states: list[Tensor], place: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        begins, *leaves = place
+        pairs = zip(leaves, combine(*states, *leaves), strict=True)
+        following = [torch.where(begins, leaf, state).contiguous() for leaf, state in pairs]
+        return following, [state.clone() for state in following]
+
     firsts = [leaf[:1].clone(memory_format=torch.contiguous_format) for leaf in places]
+    if not torch.is_grad_enabled() or not any(leaf.requires_grad for leaf in places):
+        begins = torch.arange(places[0].shape[0], device=places[0].device) == 0
+        _, states = scan(step_or_begin, firsts, [begins, *(leaf.unsqueeze(1) for leaf in places)])
+        return [each.flatten(0, 1) for each in states]
+    # The gradient of what `where` leaves out is zero times a derivative, which may be infinite.
     _, rest = scan(step, firsts, [leaf[1:].unsqueeze(1) for leaf in places])
     return [torch.cat([first, others.flatten(0, 1)]) for first, others in zip(firsts, rest, strict=True)]
 
