@@ -93,6 +93,7 @@ def decompositions_but_strides() -> dict[OpOverload, Decomposition]:
         aten._jagged_to_padded_dense_forward.default: _pad_rows,
         aten._padded_dense_to_jagged_forward.default: _unpad_rows,
         aten.mvlgamma.default: _mvlgamma,
+        aten.isin.Tensor_Tensor: _isin,
         aten._new_zeros_with_same_feature_meta.default: _new_tangent,
         aten.glu_jvp.default: _glu_tangent,
         aten.glu_backward_jvp.default: _glu_gradient_tangent,
@@ -153,6 +154,16 @@ def _grouped_mm(
 def _mvlgamma(x: Tensor, p: int) -> Any:
     """torch's own for what eager takes: it does not look at the number of dims."""
     return NotImplemented if p < 1 else core_decompositions()[aten.mvlgamma.default](x, p)
+
+
+def _isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """torch's own, which searches sorted numbers, for numbers: NaN, behind which a search is lost, equals none."""
+    search: Any = core_decompositions()[aten.isin.Tensor_Tensor]
+    if assume_unique or not test_elements.is_floating_point():
+        return search(elements, test_elements, assume_unique=assume_unique, invert=invert)
+    found = search(elements, torch.where(test_elements.isnan(), torch.inf, test_elements))
+    found = found & ((elements != torch.inf) | (test_elements == torch.inf).any())
+    return ~found if invert else found
 
 
 def _of_floats(op: OpOverload, x: Tensor, *arguments: Any, **options: Any) -> Any:

@@ -66,7 +66,7 @@ def hardsigmoid(self: jax.Array) -> jax.Array:
     return compute(lambda x: jnp.clip(x + 3, 0, 6) / 6, self)
 
 
-@OPS.op(aten.leaky_relu.default, dtypes=REAL)
+@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=(LOSES_SIGN_OF_ZERO,))
 def leaky_relu(self: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
     return compute(lambda x: jnp.where(x > 0, x, x * negative_slope), self)
 

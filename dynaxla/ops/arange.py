@@ -50,7 +50,12 @@ def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | No
         whole, bounds = True, (int(start), int(end), int(step))
     exact = jnp.int64 if whole else jnp.float64
     values = lax.iota(exact, count) * constant(bounds[2], exact) + constant(bounds[0], exact)
-    return cast(values, chosen)
+    return cast(_without_negative_zero(values), chosen)
+
+
+def _without_negative_zero(values: jax.Array) -> jax.Array:
+    """The values, where XLA left out that 0 is added to the first, which is 0 times a step below zero."""
+    return jnp.where(values == 0, jnp.zeros_like(values), values)
 
 
 def _steps_between(start: float, end: float, step: float) -> int:
@@ -82,7 +87,7 @@ def evenly_spaced(start: End, end: End, steps: int, dtype: torch.dtype) -> jax.A
     place = lax.iota(jnp.int64, steps)
     upward = widen(first) + _rounded_product(step, place)
     downward = widen(last) - _rounded_product(step, steps - 1 - place)
-    return jnp.where(place < steps // 2, upward, downward)
+    return _without_negative_zero(jnp.where(place < steps // 2, upward, downward))
 
 
 def _rounded_product(step: jax.Array, count: jax.Array) -> jax.Array:

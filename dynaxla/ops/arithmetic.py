@@ -162,7 +162,24 @@ OPS.op(aten.copysign.Tensor, dtypes=REAL, torch_mlir=(_NO_MAGNITUDE,))(inexact_e
 OPS.op(aten.copysign.Scalar, dtypes=REAL, as_aten=decompose, torch_mlir=(_NO_MAGNITUDE,))(
     inexact_elementwise(jnp.copysign)
 )
-OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(jnp.gcd))
+
+
+def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Euclid's algorithm, with the remainders of torch's kernels: the least number has no magnitude, so they may be below zero.
+
+    JAX's never ends for the least number and 3.
+    """
+
+    def divide(pair: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        a, b = pair
+        return jnp.where(a == 0, 0, lax.rem(b, jnp.where(a == 0, 1, a))), jnp.where(a == 0, b, a)
+
+    pair: tuple[jax.Array, ...] = tuple(map(jnp.abs, jnp.broadcast_arrays(a, b)))
+    found: jax.Array = lax.while_loop(lambda pair: jnp.any(pair[0] != 0), divide, pair)[1]
+    return found
+
+
+OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(_gcd))
 OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
 OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
 
@@ -180,8 +197,8 @@ def lcm(self: jax.Array, other: jax.Array) -> jax.Array:
         cast(each, torch.int32 if dtype.itemsize < 4 and dtype != torch.bool else dtype)
         for each in promote(self, other)
     )
-    divisor = jnp.gcd(a, b)
-    return cast(jnp.where(divisor == 0, 0, jnp.abs(a // jnp.maximum(divisor, 1) * b)), dtype)
+    divisor = _gcd(a, b)
+    return cast(jnp.where(divisor == 0, 0, jnp.abs(lax.div(a, jnp.where(divisor == 0, 1, divisor)) * b)), dtype)
 
 
 @OPS.op(aten.heaviside.default, check=check_one_dtype, dtypes=REAL)

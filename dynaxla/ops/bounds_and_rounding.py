@@ -18,7 +18,7 @@ from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
 aten = torch.ops.aten
 OPS = OpFamily()
 
-LOSES_SIGN_OF_ZERO = Finding(Verdict.WRONG, FLOATS, "max(-0.0, 0.0) is 0.0", platforms=frozenset({"cpu"}))
+LOSES_SIGN_OF_ZERO = Finding(Verdict.WRONG, FLOATS, "0.0, not -0.0, of -0.0", platforms=frozenset({"cpu"}))
 _ROUGH_PI = Finding(Verdict.WRONG, REAL, "takes pi as 3.14159, 14 units in the last place off")
 
 
@@ -72,15 +72,15 @@ def nan_to_num(
 ) -> jax.Array:
     if not jnp.issubdtype(self.dtype, jnp.inexact):
         return self
-    return jnp.nan_to_num(self, nan=nan or 0.0, posinf=posinf, neginf=neginf)
+    return jnp.nan_to_num(self, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
 
 
-@OPS.op(aten.frac.default, dtypes=FLOATS)
+@OPS.op(aten.frac.default, dtypes=FLOATS, torch_mlir=(LOSES_SIGN_OF_ZERO,))
 def frac(self: jax.Array) -> jax.Array:
     return compute(lambda x: x - jnp.trunc(x), self)
 
 
-@OPS.op(aten.trunc.default, dtypes=REAL_NUMBERS)
+@OPS.op(aten.trunc.default, dtypes=REAL_NUMBERS, torch_mlir=(LOSES_SIGN_OF_ZERO,))
 def trunc(self: jax.Array) -> jax.Array:
     return jnp.trunc(self) if _is_floating(self) else self
 

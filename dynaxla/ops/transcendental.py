@@ -125,7 +125,9 @@ OPS.op(aten.tanh.default)(inexact_elementwise(_keep_zeros(jnp.tanh)))
 OPS.op(aten.asinh.default)(inexact_elementwise(_read_zeros("real", jnp.arcsinh)))
 OPS.op(aten.acosh.default)(inexact_elementwise(_read_zeros("imag", jnp.arccosh)))
 OPS.op(aten.atanh.default)(inexact_elementwise(_read_zeros("imag", jnp.arctanh)))
-OPS.op(aten.special_entr.default, dtypes=REAL, as_aten=decompose)(inexact_elementwise(jsp.entr))
+OPS.op(aten.special_entr.default, dtypes=REAL, as_aten=decompose)(
+    inexact_elementwise(lambda x: jnp.where(x == 0, 0, jsp.entr(x)))  # 0, not -0
+)
 OPS.op(aten.i0.default, dtypes=REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_modified_bessel_i0.default, dtypes=WIDE_REAL)(inexact_elementwise(jsp.i0))
 OPS.op(aten.special_i0e.default, dtypes=REAL)(inexact_elementwise(jsp.i0e))
@@ -165,7 +167,8 @@ def lgamma(x: jax.Array) -> jax.Array:
     """lgamma, by a polynomial around its zeros, 1 and 2, as XLA's has an absolute error of some roundings of 1 up to 7."""
     is_near = (x > _BY_ZEROS[0]) & (x < _BY_ZEROS[1])
     near = jnp.where(is_near, x, 1)
-    fitted = (near - 1) * (near - 2) * _LGAMMA_FITS[x.dtype](near)
+    factor = (near - 1) * (near - 2)
+    fitted = jnp.where(factor == 0, 0, factor * _LGAMMA_FITS[x.dtype](near))  # 0, not -0
     return jnp.where(is_near, fitted, _lgamma_float32(x) if x.dtype == jnp.float32 else jsp.gammaln(x))
 
 
@@ -206,6 +209,7 @@ def _trigamma(x: jax.Array) -> jax.Array:
     # The reflection formula, which torch uses too: at negative integers it gives the same large numbers, not inf.
     mirrored = x < 0.5
     value = _zeta(jnp.asarray(2, x.dtype), jnp.where(mirrored, 1 - x, x))
+    value = jnp.where(x == jnp.inf, 0, value)
     return jnp.where(mirrored, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
 
 
@@ -217,9 +221,9 @@ def zeta(self: Operand, other: Operand) -> jax.Array:
 def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
     """The Hurwitz zeta function, also for negative q (for which JAX's gives NaN or too few terms)."""
     x, q = jnp.broadcast_arrays(x, q)
-    total, last = _zeta_head(x, q)
+    head, last = _zeta_head(x, q)
     power = jnp.power(last, -x)
-    total = total + power * last / (x - 1) - power / 2
+    total = head + jnp.power(last, 1 - x) / (x - 1) - power / 2  # `power * last` may be below the least number
     rising, inverse = x, power / last
     done = jnp.zeros(x.shape, jnp.bool_)  # terms after one that adds nothing may be infinity times zero
     for k, coefficient in enumerate(_BERNOULLI_OVER_FACTORIAL):
@@ -228,10 +232,11 @@ def _zeta(x: jax.Array, q: jax.Array) -> jax.Array:
         total = jnp.where(done, total, total + term)
         rising = rising * (x + 2 * k + 1) * (x + 2 * k + 2)
         inverse = inverse / (last * last)
+    total = jnp.where(jnp.isinf(x) & (head != 0), head, jnp.where(jnp.isinf(x) | jnp.isinf(q), jnp.nan, total))
     is_pole = (q <= 0) & (q == jnp.floor(q))
     total = jnp.where((q <= 0) & ~is_pole & (x != jnp.floor(x)), jnp.nan, jnp.where(is_pole, jnp.inf, total))
     total = jnp.where(x == 1, jnp.inf, jnp.where(x < 1, jnp.nan, total))
-    return jnp.where(jnp.isnan(x) | jnp.isnan(q), jnp.nan, total)
+    return jnp.where((jnp.isnan(x) & ~is_pole) | jnp.isnan(q), jnp.nan, total)
 
 
 def _zeta_head(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
