@@ -1,5 +1,5 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-trigonometric functions, powers, and pooling.
+trigonometric functions, powers, pooling, writes to slices and gradients of slices.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -33,6 +33,22 @@ def max_places(x: torch.Tensor, window: int) -> torch.Tensor:
     return F.max_pool2d(images, window, 1, window // 2, return_indices=True)[1]
 
 
+def write_inside(x: torch.Tensor) -> torch.Tensor:
+    """Writes to all columns but the first and the last."""
+    y = x * 2
+    y[:, 1:-1] = x[:, :-2]
+    return y
+
+
+def halves_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a matrix of which the two halves of each row were read, as rotary embeddings do."""
+    half = x.shape[-1] // 2
+    pieces = (x[:, :half], 0, half), (x[:, half:], half, x.shape[-1])
+    slice_backward = torch.ops.aten.slice_backward.default
+    first, last = (slice_backward(piece, list(x.shape), 1, start, end, 1) for piece, start, end in pieces)
+    return first + last  # type: ignore[no-any-return]
+
+
 SIZES = ("8,49152", "1024,768", "4096,8")
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(-1)[0],
@@ -46,6 +62,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "avg_pool": lambda x: pool(x, F.avg_pool2d),
     "max_pool_3": lambda x: max_places(x, 3),
     "max_pool_13": lambda x: max_places(x, 13),
+    "write": write_inside,
+    "halves_gradient": halves_gradient,
 }
 
 

@@ -12,7 +12,6 @@ from jax import lax
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
 from dynaxla.ops.aten_calls import decompose
-from dynaxla.ops.bounds_and_rounding import LOSES_SIGN_OF_ZERO, bound
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_number, check_numbers_fit
 from dynaxla.ops.promotion import compute, inexact_elementwise
@@ -29,9 +28,9 @@ _TANH_CUBE = 0.044715
 OPS.op(aten.sigmoid.default)(inexact_elementwise(jax.nn.sigmoid))
 
 
-@OPS.op(aten.relu.default, dtypes=REAL_NUMBERS, torch_mlir=(LOSES_SIGN_OF_ZERO,))
+@OPS.op(aten.relu.default, dtypes=REAL_NUMBERS)
 def relu(self: jax.Array) -> jax.Array:
-    return bound(self, jnp.zeros_like(self))
+    return jnp.maximum(self, jnp.zeros_like(self))
 
 
 @OPS.op(aten.gelu.default, dtypes=FLOATS)
@@ -46,14 +45,9 @@ def silu(self: jax.Array) -> jax.Array:
     return compute(lambda x: x / (1 + jnp.exp(-x)), self)
 
 
-@OPS.op(
-    aten.hardtanh.default,
-    check=check_numbers_fit("min_val", "max_val"),
-    dtypes=REAL,
-    torch_mlir=(LOSES_SIGN_OF_ZERO,),
-)
+@OPS.op(aten.hardtanh.default, check=check_numbers_fit("min_val", "max_val"), dtypes=REAL)
 def hardtanh(self: jax.Array, min_val: Number = -1, max_val: Number = 1) -> jax.Array:
-    return compute(lambda x: bound(x, jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype)), self)
+    return compute(lambda x: jnp.minimum(jnp.maximum(x, min_val), max_val), self)
 
 
 @OPS.op(aten.hardswish.default, dtypes=FLOATS, pad=elementwise_rules.elementwise)
@@ -66,7 +60,7 @@ def hardsigmoid(self: jax.Array) -> jax.Array:
     return compute(lambda x: jnp.clip(x + 3, 0, 6) / 6, self)
 
 
-@OPS.op(aten.leaky_relu.default, dtypes=REAL, torch_mlir=(LOSES_SIGN_OF_ZERO,))
+@OPS.op(aten.leaky_relu.default, dtypes=REAL)
 def leaky_relu(self: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
     return compute(lambda x: jnp.where(x > 0, x, x * negative_slope), self)
 

@@ -62,7 +62,9 @@ class Record:
     def lowered(self) -> frozenset[torch.dtype]:
         """The operand dtypes in which torch-mlir lowers calls of the op, on some platform."""
         found = (finding for finding in self.torch_mlir if finding.verdict in (Verdict.RIGHT, Verdict.SLOWER))
-        return frozenset().union(*(finding.dtypes for finding in found))
+        never = (finding for finding in self.torch_mlir if finding.excludes_all)
+        dtypes: frozenset[torch.dtype] = frozenset().union(*(finding.dtypes for finding in found))
+        return dtypes.difference(*(finding.dtypes for finding in never))
 
     def torch_mlir_takes(self, call: Node, dtypes: frozenset[torch.dtype], platform: str) -> bool:
         """Whether torch-mlir lowers a call with operands of these dtypes on a platform (JAX's name)."""

@@ -54,6 +54,11 @@ class Finding:
     platforms: frozenset[str] | None = None
     calls: Callable[[Node], bool] | None = None
 
+    @property
+    def excludes_all(self) -> bool:
+        """Whether it excludes every call in its dtypes from torch-mlir, on every platform."""
+        return self.verdict is not Verdict.RIGHT and self.platforms is None and self.calls is None
+
     def excludes_call(self, call: Node, platform: str) -> bool:
         """Whether it excludes a call in its dtypes from torch-mlir."""
         if self.verdict is Verdict.RIGHT or not (self.platforms is None or platform in self.platforms):

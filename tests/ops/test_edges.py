@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.lists import quick
@@ -27,10 +26,11 @@ FLOATS: dict[str, Case] = {
     "downward from zero": (lambda x: x * torch.arange(0.0, -8.0, -1.0, dtype=x.dtype), (ZEROS,)),
     "downward to zero": (lambda x: x * torch.linspace(0, -1, 8, dtype=x.dtype), (ZEROS,)),
     "whole": (lambda x: (x.trunc(), x.frac()), (ZEROS,)),
-    "leaky": (F.leaky_relu, (ZEROS,)),
     "log of gamma": (torch.lgamma, (ZEROS,)),
     "entropy": (torch.special.entr, (ZEROS,)),
     "NaN becomes -0": (lambda x: x.nan_to_num(-0.0, 1.0, -1.0), ((NAN, INF, -INF, 0.0, -0.0),)),
+    "a bound of NaN": (lambda x: (x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(NAN, 1.0)), (NAMED[2:],)),
+    "crossed bounds": (lambda x: x.clamp(2.0, 1.0), (NAMED[2:],)),
     "trigamma": (lambda x: torch.polygamma(1, x), ((INF, NAN, 1.0, 1e4, -0.5),)),
 }
 
