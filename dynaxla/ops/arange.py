@@ -50,11 +50,12 @@ def arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | No
         whole, bounds = True, (int(start), int(end), int(step))
     exact = jnp.int64 if whole else jnp.float64
     values = lax.iota(exact, count) * constant(bounds[2], exact) + constant(bounds[0], exact)
-    return cast(_without_negative_zero(values), chosen)
+    is_upward = isinstance(bounds[2], int | float) and bounds[2] > 0
+    return cast(values if whole or is_upward else _without_negative_zero(values), chosen)
 
 
 def _without_negative_zero(values: jax.Array) -> jax.Array:
-    """The values, where XLA left out that 0 is added to the first, which is 0 times a step below zero."""
+    """Makes 0 of -0. XLA leaves out that 0 is added to the first value, which is 0 times a step below zero."""
     return jnp.where(values == 0, jnp.zeros_like(values), values)
 
 

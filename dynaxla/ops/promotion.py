@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynaxla.ops.dtypes import FLOAT8, INTEGERS_WITHOUT_BOOL
+from dynaxla.ops.dtypes import FLOAT8
 from dynaxla.ops.record import Body
 
 JNP_DTYPES = {
@@ -42,7 +42,7 @@ Scalar = bool | int | float | complex
 Operand = jax.Array | Scalar
 
 _TORCH_DTYPES = {jnp.dtype(theirs): ours for ours, theirs in JNP_DTYPES.items()}
-_BY_INT32 = frozenset({torch.int8, torch.int16, torch.int32})
+_BY_INT32 = frozenset({torch.int8, torch.int16, torch.uint16, torch.int32})
 _HAS_LEAST_INTEGER = platform.machine() in ("x86_64", "AMD64")
 _OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -103,7 +103,7 @@ def cast(operand: Operand, dtype: torch.dtype) -> jax.Array:
         source = torch_dtype(operand)
     if FLOAT8 & {source, dtype}:
         return _cast_float8(operand, dtype)
-    if source.is_floating_point and dtype in INTEGERS_WITHOUT_BOOL:
+    if source.is_floating_point and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
         on_cpu, elsewhere = (partial(convert, dtype=dtype) for convert in (_to_integer_on_cpu, _to_integer))
         return lax.platform_dependent(operand, cpu=on_cpu, default=elsewhere)  # type: ignore[no-any-return]
     return operand.astype(JNP_DTYPES[dtype])
@@ -114,8 +114,7 @@ def _to_integer(x: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 
 def _to_integer_on_cpu(x: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """Converts floats to the integers by whose low bits torch's CPU kernels make those of `dtype`: int32 for int8, int16 and
-    int32, else int64.
+    """Converts floats by the integers whose low bits torch's CPU kernels take: int32 for int8, int16 and int32, else int64.
 
     NaN and what is out of their range is the least integer on x86 (`cvttss2si` and its like, Intel SDM volume 1, table 4-1);
     other processors saturate, as XLA does.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops import map as map_
 
+from dynaxla.custom_ops.reversed_scan import REVERSED_SCAN
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import DEBUG_VARIABLE
 from tests.bucketing.eager_programs import eager_programs
@@ -83,6 +84,19 @@ def test_a_scan_from_the_last_place_on_reverses_nothing(
         assert_same(scan_backwards, compile_(scan_backwards, dynamic=False), x, flips)
     (program,) = tmp_path.rglob("*stablehlo*")
     assert ("stablehlo.reverse" in program.read_text()) == bool(reversals)
+
+
+def test_a_scan_from_the_last_place_on_in_eager() -> None:
+    def step(state: Tensor, row: Tensor) -> list[Tensor]:
+        return [state * 0.5 + row, state * row]
+
+    x = torch.randn(5, 3)
+    last, rows = REVERSED_SCAN(step, [torch.zeros(3)], [x], ())
+    states = [torch.zeros(3)]
+    for row in x.flip(0):
+        states.append(states[-1] * 0.5 + row)
+    assert_close(last, states.pop())
+    assert_close(rows, torch.stack(states).flip(0) * x)
 
 
 def test_gradients_of_a_scan_of_zero_states() -> None:
