@@ -53,6 +53,8 @@ SIZES = ("8,49152", "1024,768", "4096,8")
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(-1)[0],
     "largest": lambda x: x.topk(max(1, x.shape[-1] // 16))[0],
+    "largest_of_all": lambda x: x.max(),
+    "cumsum": lambda x: x.cumsum(-1),
     "median": lambda x: x.median(-1)[0],
     "sin": torch.sin,
     "tan": torch.tan,

@@ -158,6 +158,15 @@ def slice_backward(
     return slice_scatter(call, zeros, grad, dim, start, end, step)
 
 
+def max_of_all(call: AtenCallBuilder, x: Node) -> Node:
+    """Of rows first: XLA's loop over all elements at once takes five times as long on the CPU."""
+    return call(aten.amax.default, x, [], False)
+
+
+def min_of_all(call: AtenCallBuilder, x: Node) -> Node:
+    return call(aten.amin.default, x, [], False)
+
+
 def unbind(call: AtenCallBuilder, x: Node, dim: int = 0) -> tuple[Node, ...]:
     return tuple(call(aten.select.int, x, dim, place) for place in range(_shape(x)[dim]))
 

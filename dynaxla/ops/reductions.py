@@ -14,6 +14,7 @@ import torch
 
 from dynaxla.bucketing.pad_rules import diagonals as diagonals_rules
 from dynaxla.bucketing.pad_rules import reductions as reductions_rules
+from dynaxla.ops import aten_forms
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import axes_of, is_float, widen
 from dynaxla.ops.dtypes import NUMBERS, REAL
@@ -115,8 +116,26 @@ def restore_nan(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.
     return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-OPS.op(aten.max.default, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amax(x))
-OPS.op(aten.min.default, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)(lambda x: amin(x))
+@OPS.op(
+    aten.max.default,
+    check=check_has_elements,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    as_aten=aten_forms.max_of_all,
+)
+def max_of_all(x: jax.Array) -> jax.Array:
+    return amax(x)
+
+
+@OPS.op(
+    aten.min.default,
+    check=check_has_elements,
+    dtypes=REAL,
+    pad=reductions_rules.reduction,
+    as_aten=aten_forms.min_of_all,
+)
+def min_of_all(x: jax.Array) -> jax.Array:
+    return amin(x)
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:
