@@ -74,9 +74,8 @@ def reason_for_jax(node: Node) -> str | None:
     operands = [value for n in node.all_input_nodes for value in _tensors(n.meta["val"])]
     if any(value.numel() == 0 for value in (*operands, *_tensors(node.meta["val"]))):
         return "an empty tensor: torch-mlir refuses some, and its passes die of others"
-    if any(v.is_floating_point() for v in operands) and any(
-        v.dtype in _integers(node) for v in _tensors(node.meta["val"])
-    ):
+    made = {value.dtype for value in _tensors(node.meta["val"])}
+    if any(value.is_floating_point() for value in operands) and made & _integers(node):
         return "floats that become integers: torch-mlir gives the nearest, torch what is left of the whole number, or the least"
     if len({value.dtype for value in operands if value.is_floating_point()}) > 1:
         return "floats of several dtypes: torch-mlir takes some steps in one of them, torch all in that of the result"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -116,26 +117,9 @@ def restore_nan(extreme: jax.Array, x: jax.Array, axes: tuple[int, ...]) -> jax.
     return jnp.where(found, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-@OPS.op(
-    aten.max.default,
-    check=check_has_elements,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    as_aten=aten_forms.max_of_all,
-)
-def max_of_all(x: jax.Array) -> jax.Array:
-    return amax(x)
-
-
-@OPS.op(
-    aten.min.default,
-    check=check_has_elements,
-    dtypes=REAL,
-    pad=reductions_rules.reduction,
-    as_aten=aten_forms.min_of_all,
-)
-def min_of_all(x: jax.Array) -> jax.Array:
-    return amin(x)
+_extreme_of_all = partial(OPS.op, check=check_has_elements, dtypes=REAL, pad=reductions_rules.reduction)
+_extreme_of_all(aten.max.default, as_aten=aten_forms.max_of_all)(lambda x: amax(x))
+_extreme_of_all(aten.min.default, as_aten=aten_forms.min_of_all)(lambda x: amin(x))
 
 
 def _truth(found: jax.Array, x: jax.Array) -> jax.Array:

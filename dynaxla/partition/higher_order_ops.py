@@ -124,10 +124,14 @@ class _Taker:
         for each in module.modules():
             if symbolic and isinstance(each, GraphModule):
                 _make_conditions_tensors(each)
-        if weights and not symbolic:
-            scan_layers(module, weights, lambda node: not self._refused(_region(module, node)[0], node))
         if not symbolic:
-            _reverse_scans(module, lambda node: not self._refused(_region(module, node)[0], node))
+
+            def takes(node: Node) -> bool:
+                return not self._refused(_region(module, node)[0], node)
+
+            if weights:
+                scan_layers(module, weights, takes)
+            _reverse_scans(module, takes)
         while node := _next_call(module, left):
             region, tensors, sizes = _region(module, node)
             refused = self._refused(region, node)

@@ -27,7 +27,7 @@ from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
 from dynaxla.passes.pass_order import FOR_PARTS
 from dynaxla.runtime_state import process
 from dynaxla.verify import divergence
-from dynaxla.verify.checked_graph import is_due
+from dynaxla.verify.checked_graph import GraphChecker, GraphFunction, is_due
 from tests.async_compile.ended import until
 from tests.tolerances import assert_close
 
@@ -217,6 +217,25 @@ def test_what_is_right_is_found_right(name: str, recorder: Recorder) -> None:
     after = recorder.snapshot()
     assert after.verified_calls - before.verified_calls >= 2
     assert after.unverified == before.unverified
+
+
+@torch.no_grad()
+def test_the_shape_of_a_view_that_torch_makes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrap = GraphChecker.wrap
+
+    def wrap_wrong(checker: GraphChecker, function: GraphFunction) -> GraphFunction:
+        def run(args: list[Any]) -> list[Any]:
+            results = list(function(args))
+            assert checker.graph.inputs is not None
+            (place,) = checker.graph.inputs.unread
+            results[place] = torch.zeros(2, 6)
+            return results
+
+        return wrap(checker, run)
+
+    monkeypatch.setattr(GraphChecker, "wrap", wrap_wrong)
+    with pytest.raises(DivergenceError, match=r"shape \(2, 6\), expected \(4, 3\)"):
+        verified(lambda x: (x.mul_(2), x.t())[1])(torch.randn(3, 4))
 
 
 @torch.no_grad()
