@@ -7,13 +7,15 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import Array
+from jax import Array, lax
 
 from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_pooling_rules
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.ops.aten_calls import decompose
+from dynaxla.ops.axes_and_dtypes import is_nan
 from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.eager_errors import check_inexact
+from dynaxla.ops.ordering import place_of_extreme, take_along
 from dynaxla.ops.pooling import linear_gradient, lowest_of
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
@@ -84,16 +86,20 @@ def _mean_of_parts(x: Array, axis: int, size: int) -> Array:
 
 def find_maximum(values: Array, axis: int) -> Array:
     """The index along an axis, which is kept, of the last NaN or, without NaN, of the first of the largest values."""
-    is_nan = jnp.isnan(values)
-    last_nan = values.shape[axis] - 1 - jnp.argmax(jnp.flip(is_nan, axis), axis, keepdims=True)
-    return jnp.where(is_nan.any(axis, keepdims=True), last_nan, jnp.argmax(values, axis, keepdims=True))
+    steps = lax.broadcasted_iota(jnp.int64, values.shape, axis)
+    last_nan = jnp.max(jnp.where(is_nan(values), steps, -1), axis, keepdims=True)
+    return jnp.where(last_nan < 0, place_of_extreme(values, axis, largest=True), last_nan)
 
 
 def _highest_of_parts(values: Array, places: Array, axis: int, size: int) -> tuple[Array, Array]:
-    positions, own = _parts(values.shape[axis], size)
-    own = own.reshape(*own.shape, *[1] * (values.ndim - axis - 1))
-    taken = jnp.where(own, jnp.take(values, positions, axis=axis), lowest_of(values))
-    from_where = jnp.take(places, positions, axis=axis)
-    best = find_maximum(taken, axis + 1)
-    chosen = jnp.take_along_axis(from_where, best, axis + 1)
-    return jnp.take_along_axis(taken, best, axis + 1).squeeze(axis + 1), chosen.squeeze(axis + 1)
+    n = values.shape[axis]
+    if size and n % size == 0:
+        own_axes = (*values.shape[:axis], size, n // size, *values.shape[axis + 1 :])
+        values, places = values.reshape(own_axes), places.reshape(own_axes)
+    else:
+        positions, own = _parts(n, size)
+        own = own.reshape(*own.shape, *[1] * (values.ndim - axis - 1))
+        values = jnp.where(own, jnp.take(values, positions, axis=axis), lowest_of(values))
+        places = jnp.take(places, positions, axis=axis)
+    best = find_maximum(values, axis + 1)
+    return take_along(values, best, axis + 1).squeeze(axis + 1), take_along(places, best, axis + 1).squeeze(axis + 1)

@@ -53,6 +53,11 @@ def is_float(x: jax.Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
+def is_nan(x: jax.Array) -> jax.Array:
+    """Where `x` is NaN, which no number of another dtype than a real float is."""
+    return jnp.isnan(x) if is_float(x) else jnp.zeros(x.shape, bool)
+
+
 def is_complex(x: jax.Array) -> bool:
     """Whether `x` is complex."""
     return bool(jnp.issubdtype(x.dtype, jnp.complexfloating))

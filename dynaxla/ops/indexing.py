@@ -20,6 +20,7 @@ from dynaxla.bucketing.pad_rules import indexing as indexing_rules
 from dynaxla.bucketing.pad_rules import scattering as scattering_rules
 from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.axes_and_dtypes import Scalar, as_vector, axis_of, constant
+from dynaxla.ops.cumulative import running_sum
 from dynaxla.ops.dtypes import STORED
 from dynaxla.ops.eager_errors import check_all, check_numbers_fit, reason_no_places
 from dynaxla.ops.insertion_points import insertion_points
@@ -172,7 +173,7 @@ def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arra
     base, chosen = jnp.broadcast_arrays(x, mask.astype(bool))
     if source.size == 0 or base.size == 0:
         return base
-    rank = jnp.cumsum(chosen.reshape(-1), dtype=jnp.int64) - 1
+    rank = running_sum(chosen.reshape(-1).astype(jnp.int64), 0) - 1
     values = source.reshape(-1).at[jnp.maximum(rank, 0)].get(mode="promise_in_bounds")
     return jnp.where(chosen, values.reshape(base.shape), base)
 
@@ -182,7 +183,7 @@ def masked_scatter_backward(grad_output: jax.Array, mask: jax.Array, sizes: Sequ
     """The elements of the gradient where `mask` is True, in order, followed by zeros."""
     grads, chosen = (x.reshape(-1) for x in jnp.broadcast_arrays(grad_output, mask.astype(bool)))
     count = math.prod(sizes)
-    places = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int64) - 1, count)
+    places = jnp.where(chosen, running_sum(chosen.astype(jnp.int64), 0) - 1, count)
     return jnp.zeros(count, grads.dtype).at[places].set(grads, mode="drop").reshape(tuple(sizes))
 
 
@@ -201,7 +202,7 @@ def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> 
     """`output_size` is the sum of `repeats`; without it the result's size would depend on data."""
     if output_size is None:
         raise ValueError("repeat_interleave needs output_size")
-    ends = jnp.cumsum(repeats, dtype=jnp.int64)
+    ends = running_sum(repeats.astype(jnp.int64), 0)
     return insertion_points(ends, jnp.arange(output_size, dtype=jnp.int64), right=True).astype(repeats.dtype)
 
 
