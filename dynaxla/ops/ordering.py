@@ -114,6 +114,53 @@ def find_largest(x: jax.Array, count: int, *, descending: bool) -> Pair:
     return take_along(x, places, -1), places
 
 
+def select_in_order(x: jax.Array, axis: int, count: jax.Array) -> Pair:
+    """Of each row along an axis, which is kept, the element that `count` others precede in order, and its place as int64.
+
+    Args:
+        count: a number, or one per row, as int64.
+    """
+
+    def by_bisection(x: jax.Array) -> Pair:
+        order = order_of(x).astype(jnp.int32) if has_keys(x) else _order_of_wide(x)
+        places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
+        is_wanted = order == _bisect(order, axis, count)
+        place = jnp.min(jnp.where(is_wanted, places, x.shape[axis] - 1), axis, keepdims=True)
+        return take_along(x, place, axis), place
+
+    def by_sorting(x: jax.Array) -> Pair:
+        values, places = sort_with_indices(x, axis, False)
+        wanted = jnp.broadcast_to(count, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+        return take_along(values, wanted, axis), take_along(places, wanted, axis)
+
+    chosen: Pair = lax.platform_dependent(x, cpu=by_bisection, default=by_sorting)
+    return chosen
+
+
+def _bisect(order: jax.Array, axis: int, count: jax.Array) -> jax.Array:
+    """The whole number of each row that `count` others precede in order, bit by bit: the largest that so many are below."""
+    below = lambda number: jnp.sum(order < number, axis, jnp.int64, keepdims=True)  # noqa: E731
+    info = jnp.iinfo(order.dtype)
+
+    def set_bit(i: jax.Array, number: jax.Array) -> jax.Array:
+        higher = number + (jnp.asarray(1, order.dtype) << (info.bits - 2 - i).astype(order.dtype))
+        return jnp.where(below(higher) <= count, higher, number)
+
+    start = jnp.where(below(0) <= count, jnp.asarray(0, order.dtype), jnp.asarray(info.min, order.dtype))
+    found: jax.Array = lax.fori_loop(0, info.bits - 1, set_bit, start)
+    return found
+
+
+def _order_of_wide(x: jax.Array) -> jax.Array:
+    """As `order_of`, of elements of 64 bits, of rows of any length."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(jnp.int64)
+    all_but_sign = jnp.iinfo(jnp.int64).max
+    bits = lax.bitcast_convert_type(x.astype(jnp.float64), jnp.int64)
+    bits = jnp.where(bits & all_but_sign == 0, 0, jnp.where(jnp.isnan(x), all_but_sign, bits))
+    return jnp.where(bits < 0, bits ^ all_but_sign, bits)
+
+
 def take_along(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
     """The elements of `x` at the indices `places` of an axis."""
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
@@ -174,24 +221,21 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 @OPS.op(aten.kthvalue.default, dtypes=REAL_NUMBERS, pad=sort_and_scan_rules.kth_value, limits=TIES)
 def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     axis = axis_of(dim, x.ndim)
-    values, places = sort_with_indices(as_vector(x), axis, False)
-    return restore_shape((slice_axis(values, axis, k - 1, k), slice_axis(places, axis, k - 1, k)), x, axis, keepdim)
+    return restore_shape(select_in_order(as_vector(x), axis, jnp.asarray(k - 1)), x, axis, keepdim)
 
 
 def lower_median(x: jax.Array, dim: int, keepdim: bool, skip_nan: bool) -> Pair:
     """The lower median. It is NaN if the row has NaN, unless NaNs are skipped and the row has numbers."""
     axis = axis_of(dim, x.ndim)
     row = as_vector(x)
-    values, places = sort_with_indices(row, axis, False)
     size = row.shape[axis]
-    middle = jnp.full((*row.shape[:axis], 1, *row.shape[axis + 1 :]), (size - 1) // 2, jnp.int64)
+    middle = jnp.asarray((size - 1) // 2)
     if is_float(row):
         nans = jnp.sum(is_nan(row), axis, jnp.int64, keepdims=True)
         numbers = size - nans
-        # NaNs are sorted stably to the end: the first of them follows the numbers
-        first_nan = jnp.minimum(numbers, size - 1)
+        first_nan = jnp.minimum(numbers, size - 1)  # it follows the numbers
         middle = jnp.maximum(numbers - 1, 0) // 2 if skip_nan else jnp.where(nans > 0, first_nan, middle)
-    return restore_shape((take_along(values, middle, axis), take_along(places, middle, axis)), x, axis, keepdim)
+    return restore_shape(select_in_order(row, axis, middle), x, axis, keepdim)
 
 
 @OPS.op(aten.median.dim, dtypes=REAL_NUMBERS, check=check_has_elements, pad=sort_and_scan_rules.median, limits=TIES)

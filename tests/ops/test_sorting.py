@@ -31,8 +31,10 @@ CHOICES: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] 
     "smallest": lambda x: x.topk(5, largest=False),
     "most of the largest": lambda x: x.topk(x.shape[-1] - 3),
     "all of the smallest": lambda x: x.topk(x.shape[-1], largest=False),
-    "k-th": lambda x: tuple(each[..., None] for each in x.kthvalue(7)),  # type: ignore[arg-type, return-value]
-    "median": lambda x: tuple(each[..., None] for each in x.median(-1)),  # type: ignore[arg-type, return-value]
+    "k-th": lambda x: x.kthvalue(7, keepdim=True),
+    "last": lambda x: x.kthvalue(x.shape[-1], keepdim=True),
+    "median": lambda x: x.median(-1, keepdim=True),
+    "median of numbers": lambda x: x.nanmedian(-1, keepdim=True),
 }
 
 
@@ -70,6 +72,26 @@ def test_what_is_chosen_is_eagers_and_lies_where_the_index_says(dtype: torch.dty
         torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True, msg=name)
         assert torch.equal(bits(x.gather(-1, places)), bits(values)), name
         assert all(len(row.unique()) == len(row) for row in places), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_medians_of_columns_and_of_all_are_eagers(dtype: torch.dtype) -> None:
+    def medians(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.median(0)[0], x.nanmedian(0)[0], x.kthvalue(3, 0)[0], x[:3].median(), x.nanmedian()
+
+    x = rows(dtype)
+    torch.testing.assert_close(torch.compile(medians, backend="dynaxla")(x), medians(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_places_of_extremes_are_the_first(dtype: torch.dtype) -> None:
+    def places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(), x.argmin(), x.argmax(0), x.argmin(1, keepdim=True), *x.max(1), *x.min(0)
+
+    x = rows(dtype)[:5]  # the last are subnormal: zeros, and so equal
+    torch.testing.assert_close(torch.compile(places, backend="dynaxla")(x), places(x), rtol=0, atol=0, equal_nan=True)
 
 
 @torch.no_grad()
