@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 
 import jax
@@ -24,6 +26,8 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 Pair = tuple[jax.Array, jax.Array]
 Size = int | jax.Array
 """The size of an axis: an int, or a 0-d array of the positions' dtype if the image is padded."""
+Corners = Iterable[tuple[Sequence[jax.Array], jax.Array]]
+"""Elements around each position: their places on each axis, integral floats (N, P), and their weights (N, P)."""
 
 
 def to_pixels(coordinate: jax.Array, size: Size, align_corners: bool) -> jax.Array:
@@ -67,50 +71,62 @@ def apply_padding_mode(position: jax.Array, size: Size, padding_mode: int, align
     return clipped, slope * slope_of_clip
 
 
-def read(x: jax.Array, sizes: Sequence[Size], places: Sequence[jax.Array]) -> jax.Array:
-    """Reads `x[n, :, places...]` for each position of batch n; zero if a position (an integral float) is outside.
+def find_elements(shape: Sequence[int], sizes: Sequence[Size], places: Sequence[jax.Array]) -> Pair:
+    """The index (N, P) into the flattened image of each position (an integral float), and whether it is inside.
 
     Args:
-        x: (N, C, ...), whose front, of the sizes `sizes`, is the image.
+        shape: (N, C, ...), of an array whose front, of the sizes `sizes`, is the image.
         places: the positions (N, P) on each axis after the first two.
     """
     inside = jnp.ones(places[0].shape, bool)
     flat = jnp.zeros(places[0].shape, jnp.int64)
-    for count, size, place in zip(x.shape[2:], sizes, places, strict=True):
+    for count, size, place in zip(shape[2:], sizes, places, strict=True):
         fits = (place >= 0) & (place <= size - 1)
         flat = flat * count + jnp.where(fits, place, jnp.zeros_like(place)).astype(jnp.int64)
         inside = inside & fits
-    rows = jax.lax.collapse(x, 2)
-    taken = jax.vmap(lambda row, index: row.at[:, index].get(mode="promise_in_bounds"))(rows, flat)
-    return jnp.where(inside[:, None], taken, jnp.zeros((), x.dtype))
+    return flat, inside
 
 
-def weighted_sum(
-    x: jax.Array, sizes: Sequence[Size], places: Sequence[Sequence[jax.Array]], weights: Sequence[jax.Array]
-) -> jax.Array:
-    """The sum of `read` of each entry of `places` times its (N, P) weight; one gather for all entries."""
-    at_once = [jnp.concatenate(parts, axis=1) for parts in zip(*places, strict=True)]
-    taken = read(x, sizes, at_once).reshape(*x.shape[:2], len(places), places[0][0].shape[1])
-    total = taken[:, :, 0] * weights[0][:, None]
-    for entry in range(1, len(places)):
-        total = total + taken[:, :, entry] * weights[entry][:, None]
+def weighted_sum(x: jax.Array, sizes: Sequence[Size], corners: Corners) -> jax.Array:
+    """The sum (N, C, P) of the elements at the corners times their weights, as one loop; those outside are zero."""
+    total = jnp.zeros((), x.dtype)
+    for places, weight in corners:
+        total = total + read(x, sizes, places) * weight[:, None]
     return total
 
 
-def sample_linear(x: jax.Array, sizes: Sequence[Size], positions: Sequence[jax.Array]) -> jax.Array:
+def read(x: jax.Array, sizes: Sequence[Size], places: Sequence[jax.Array]) -> jax.Array:
+    """The elements (N, C, P) at one place per position; those outside are zero."""
+    flat, inside = find_elements(x.shape, sizes, places)
+    everywhere = jnp.broadcast_to(flat[:, None], (*x.shape[:2], flat.shape[1]))
+    taken = jnp.take_along_axis(jax.lax.collapse(x, 2), everywhere, 2, mode="promise_in_bounds")
+    return jnp.where(inside[:, None], taken, jnp.zeros((), x.dtype))
+
+
+def spread(grad: jax.Array, shape: Sequence[int], sizes: Sequence[Size], corners: Corners) -> jax.Array:
+    """The gradient of `weighted_sum` by the image of this shape: rows of all channels are added, in one scatter."""
+    indices, rows = [], []
+    for places, weight in corners:
+        flat, inside = find_elements(shape, sizes, places)
+        indices.append(flat)
+        rows.append(jnp.moveaxis(jnp.where(inside[:, None], grad * weight[:, None], jnp.zeros((), grad.dtype)), 1, 2))
+    batch = jnp.arange(shape[0])[:, None]
+    image = jnp.zeros((shape[0], math.prod(shape[2:]), shape[1]), grad.dtype)
+    image = image.at[batch, jnp.concatenate(indices, 1)].add(jnp.concatenate(rows, 1), mode="promise_in_bounds")
+    return jnp.moveaxis(image, 2, 1).reshape(tuple(shape))
+
+
+def linear_corners(positions: Sequence[jax.Array]) -> Corners:
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
-    places, weights = [], []
     for corner in product((0, 1), repeat=len(positions)):
-        weight = jnp.ones((), x.dtype)
+        weight = jnp.ones((), positions[0].dtype)
         for side, position, floor in zip(corner, positions, floors, strict=True):
             weight = weight * (position - floor if side else floor + 1 - position)
-        weights.append(weight)
-        places.append([floor + side for side, floor in zip(corner, floors, strict=True)])
-    return weighted_sum(x, sizes, places, weights)
+        yield [floor + side for side, floor in zip(corner, floors, strict=True)], weight
 
 
-def sample_nearest(x: jax.Array, sizes: Sequence[Size], positions: Sequence[jax.Array]) -> jax.Array:
-    return read(x, sizes, [jnp.round(p) for p in positions])
+def nearest_corners(positions: Sequence[jax.Array]) -> Corners:
+    yield [jnp.round(p) for p in positions], jnp.ones_like(positions[0])
 
 
 def cubic_weights(t: jax.Array) -> list[jax.Array]:
@@ -126,10 +142,10 @@ def cubic_weights(t: jax.Array) -> list[jax.Array]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def sample_cubic(
-    x: jax.Array, sizes: Sequence[Size], positions: Sequence[jax.Array], padding_mode: int, align_corners: bool
-) -> jax.Array:
-    """Cubic sampling; each of the sixteen elements is padded separately."""
+def cubic_corners(
+    sizes: Sequence[Size], padding_mode: int, align_corners: bool, positions: Sequence[jax.Array]
+) -> Corners:
+    """Sixteen elements, each of which is padded by itself."""
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in positions]
     rows, columns = (cubic_weights(p - f) for p, f in zip(positions, floors, strict=True))
 
@@ -138,19 +154,17 @@ def sample_cubic(
         inside, _ = apply_padding_mode(moved, sizes[axis], padding_mode, align_corners)
         return jnp.trunc(inside)  # a reflected integer is integral except for rounding
 
-    steps = list(product(range(4), repeat=2))
-    places = [[place(0, i), place(1, j)] for i, j in steps]
-    return weighted_sum(x, sizes, places, [rows[i] * columns[j] for i, j in steps])
+    for i, j in product(range(4), repeat=2):
+        yield [place(0, i), place(1, j)], rows[i] * columns[j]
 
 
-def sampler(
+def corners_in_mode(
     sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
-) -> Callable[[jax.Array, Sequence[jax.Array]], jax.Array]:
-    """Returns the function of image and positions that samples in this mode."""
+) -> Callable[[Sequence[jax.Array]], Corners]:
+    """Returns the function of positions that gives the elements around each, and their weights."""
     if mode == CUBIC:
-        return lambda x, positions: sample_cubic(x, sizes, positions, padding_mode, align_corners)
-    sample = sample_linear if mode == LINEAR else sample_nearest
-    return lambda x, positions: sample(x, sizes, positions)
+        return partial(cubic_corners, sizes, padding_mode, align_corners)
+    return linear_corners if mode == LINEAR else nearest_corners
 
 
 def positions_of(
@@ -195,7 +209,8 @@ def _sampled(
     x: jax.Array, grid: jax.Array, sizes: Sequence[Size], mode: int, padding_mode: int, align_corners: bool
 ) -> jax.Array:
     positions, _ = positions_of(widen(grid), sizes, mode, padding_mode, align_corners)
-    sampled = sampler(sizes, mode, padding_mode, align_corners)(widen(x), positions)
+    corners = corners_in_mode(sizes, mode, padding_mode, align_corners)(positions)
+    sampled = weighted_sum(widen(x), sizes, corners)
     return sampled.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1]).astype(x.dtype)
 
 
@@ -235,7 +250,12 @@ def _sampled_back(
     align_corners: bool,
 ) -> Pair:
     positions, slopes = positions_of(widen(grid), sizes, mode, padding_mode, align_corners)
-    _, pull_back = jax.vjp(sampler(sizes, mode, padding_mode, align_corners), widen(x), positions)
-    by_image, by_position = pull_back(jax.lax.collapse(widen(grad), 2))
+    corners_of = corners_in_mode(sizes, mode, padding_mode, align_corners)
+    flat_grad = jax.lax.collapse(widen(grad), 2)
+    corners = list(corners_of(positions))
+    by_image = spread(flat_grad, x.shape, sizes, corners)
+    by_weight = [(flat_grad * read(widen(x), sizes, places)).sum(1) for places, _ in corners]
+    _, pull_back = jax.vjp(lambda positions: [weight for _, weight in corners_of(positions)], positions)
+    (by_position,) = pull_back(by_weight)
     by_grid = jnp.stack([g * slope for g, slope in zip(by_position, slopes, strict=True)][::-1], axis=-1)
     return by_image.astype(x.dtype), by_grid.reshape(grid.shape).astype(grid.dtype)
