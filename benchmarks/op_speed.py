@@ -1,5 +1,5 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-trigonometric functions, powers, pooling, writes to slices and gradients of slices.
+running sums, trigonometric functions, powers, pooling, samples at a grid, writes to slices and gradients of slices.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -49,12 +49,33 @@ def halves_gradient(x: torch.Tensor) -> torch.Tensor:
     return first + last  # type: ignore[no-any-return]
 
 
+def sample(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of eight channels that are rows of x, and as many positions as an image has elements, also beside it."""
+    images = x.unflatten(-1, (_WIDTH, -1)).unsqueeze(-2)
+    step = torch.linspace(-1.1, 1.1, images.shape[-1]).to(x)
+    grid = torch.stack([step, step.flip(0) * 0.3], -1)
+    return images, grid.expand(len(x), 1, -1, -1)
+
+
+def grid_sample(x: torch.Tensor) -> torch.Tensor:
+    return F.grid_sample(*sample(x), align_corners=False)
+
+
+def grid_gradient(x: torch.Tensor) -> Any:
+    """The gradients of such a sample, by images and by positions."""
+    images, grid = sample(x)
+    return torch.ops.aten.grid_sampler_2d_backward(images, images, grid, 0, 0, False, [True, True])
+
+
 SIZES = ("8,49152", "1024,768", "4096,8")
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(-1)[0],
     "largest": lambda x: x.topk(max(1, x.shape[-1] // 16))[0],
     "largest_of_all": lambda x: x.max(),
+    "place_of_largest": lambda x: x.argmax(-1),
     "cumsum": lambda x: x.cumsum(-1),
+    "cumsum_of_columns": lambda x: x.cumsum(0),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
     "median": lambda x: x.median(-1)[0],
     "sin": torch.sin,
     "tan": torch.tan,
@@ -66,6 +87,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "max_pool_13": lambda x: max_places(x, 13),
     "write": write_inside,
     "halves_gradient": halves_gradient,
+    "grid_sample": grid_sample,
+    "grid_gradient": grid_gradient,
 }
 
 
