@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
 from dynaxla.bucketing.pad_rules import matmul as matmul_rules
 from dynaxla.ops.dtypes import WIDE_FLOATS
@@ -36,23 +37,57 @@ def _distances_from_product(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 
 def _distances(x1: jax.Array, x2: jax.Array, p: float) -> jax.Array:
-    gaps = jnp.abs(x1[..., :, None, :] - x2[..., None, :, :])
+    add = jnp.maximum if math.isinf(p) else jnp.add
+
+    def by_coordinate(x1: jax.Array, x2: jax.Array) -> jax.Array:
+        # At once, XLA's CPU client would keep the gaps of all pairs and coordinates in memory.
+        def step(total: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            left, right = given
+            return add(total, _power(left[..., :, None] - right[..., None, :], p)), None
+
+        shape = (*jnp.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
+        return lax.scan(step, jnp.zeros(shape, x1.dtype), (jnp.moveaxis(x1, -1, 0), jnp.moveaxis(x2, -1, 0)))[0]
+
+    def at_once(x1: jax.Array, x2: jax.Array) -> jax.Array:
+        powers = _power(x1[..., :, None, :] - x2[..., None, :, :], p)
+        return powers.max(-1, initial=0) if math.isinf(p) else powers.sum(-1)
+
+    total: jax.Array = lax.platform_dependent(x1, x2, cpu=by_coordinate, default=at_once)
+    if p in (0, 1) or math.isinf(p):
+        return total
+    return jnp.sqrt(total) if p == 2 else total ** (1 / p)
+
+
+def _power(gaps: jax.Array, p: float) -> jax.Array:
+    """What coordinates add to a p-norm's power, or of what it is the largest."""
+    sizes = jnp.abs(gaps)
     if p == 0:
-        return jnp.minimum(jnp.ceil(gaps), 1).sum(-1)
-    if p == 1:
-        return gaps.sum(-1)
-    if p == 2:
-        return jnp.sqrt((gaps * gaps).sum(-1))
-    if math.isinf(p):
-        return gaps.max(-1, initial=0)
-    return (gaps**p).sum(-1) ** (1 / p)
+        return jnp.minimum(jnp.ceil(sizes), 1)
+    if p == 1 or math.isinf(p):
+        return sizes
+    return sizes * sizes if p == 2 else sizes**p
 
 
 def cdist_backward(grad: jax.Array, x1: jax.Array, x2: jax.Array, p: float, cdist: jax.Array) -> jax.Array:
     if grad.size == 0:
         return jnp.zeros_like(x1)  # not broadcast, as in torch
-    gaps = x1[..., :, None, :] - x2[..., None, :, :]
-    return (grad[..., None] * _distance_derivative(gaps, cdist[..., None], p)).sum(-2)
+
+    def by_point(grad: jax.Array, x1: jax.Array, x2: jax.Array, cdist: jax.Array) -> jax.Array:
+        def step(total: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            grads, point, distances = given
+            slopes = _distance_derivative(x1 - point[..., None, :], distances[..., None], p)
+            return total + grads[..., None] * slopes, None
+
+        shape = (*jnp.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), *x1.shape[-2:])
+        points = (jnp.moveaxis(grad, -1, 0), jnp.moveaxis(x2, -2, 0), jnp.moveaxis(cdist, -1, 0))
+        return lax.scan(step, jnp.zeros(shape, x1.dtype), points)[0]
+
+    def at_once(grad: jax.Array, x1: jax.Array, x2: jax.Array, cdist: jax.Array) -> jax.Array:
+        gaps = x1[..., :, None, :] - x2[..., None, :, :]
+        return (grad[..., None] * _distance_derivative(gaps, cdist[..., None], p)).sum(-2)
+
+    gradient: jax.Array = lax.platform_dependent(grad, x1, x2, cdist, cpu=by_point, default=at_once)
+    return gradient
 
 
 OPS.op(aten._cdist_backward.default, dtypes=WIDE_FLOATS, pad=matmul_rules.cdist_backward)(cdist_backward)

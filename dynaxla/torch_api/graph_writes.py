@@ -38,7 +38,8 @@ def writes_to_an_overlap(module: GraphModule) -> bool:
     Through `unfold` it makes zeros of what lies between the windows, and `unsafe_chunk` it takes for a copy.
     """
     views = _find_written_views(module)
-    return not _LOSSY.isdisjoint(map(name_of, views)) or any(has_overlap(value) for value in views.values())
+    lossy = (name_of(node) in _LOSSY for node in views if node.target is not torch.nn.functional.unfold)  # a copy
+    return any(lossy) or any(has_overlap(value) for value in views.values())
 
 
 def drop_inactive_dropouts(module: GraphModule) -> None:
@@ -144,9 +145,14 @@ def _written(node: Node) -> Iterator[Node]:
     if "out" in node.kwargs:
         yield from _nodes_of(node.kwargs["out"])
     name = name_of(node)
-    is_in_place = name in _WRITING or (name.endswith("_") and not name.endswith("__"))
-    if node.args and (is_in_place or _is_told_to(node)):
+    is_in_place = name.endswith("_") and not name.endswith("__") and not _is_of_operator(node.target)
+    if node.args and (name in _WRITING or is_in_place or _is_told_to(node)):
         yield from _nodes_of(node.args[0])
+
+
+def _is_of_operator(target: Any) -> bool:
+    """Whether a function is one of `operator`, such as `and_` and `or_`, which write to nothing for all their names."""
+    return getattr(operator, getattr(target, "__name__", ""), None) is target
 
 
 def _written_by_schema(node: Node, target: OpOverload) -> Iterator[Node]:

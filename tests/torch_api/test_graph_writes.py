@@ -79,6 +79,8 @@ def test_writes_to_what_is_not_expanded() -> None:
         lambda x, row: row.expand(3, 3).sum(0, True).mul_(2) + x.t().mul_(2),
         lambda x, row: checkpoint(torch.sin, row.expand(3, 3), use_reentrant=False) + x,
         lambda x, row: torch.nn.functional.dropout(row.expand(3, 3), 0.5, True) + x,
+        lambda x, row: (row.bool().expand(3, 3) & x.bool()) | (row.int().expand(3, 3) | 3).bool(),
+        lambda x, row: torch.nn.functional.unfold(x[None, None], 2).mul_(2),
     ):
         assert not graph_writes.writes_to_an_overlap(capture(function, x, row))
     within = capture(
