@@ -14,6 +14,7 @@ from torch.fx.node import Argument
 
 from dynaxla.bucketing.argument_roles import check_sizes_allowed, no_rule
 from dynaxla.bucketing.pad_rule import PadRules, rule_of
+from dynaxla.bucketing.pad_rules.alignment import size_of_dim
 from dynaxla.bucketing.padded_graph_builder import PaddedGraphBuilder, PaddingMask
 from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, Results, Unpaddable, is_full, padded_size
 from dynaxla.bucketing.rule_context import RuleContext
@@ -129,7 +130,7 @@ class GraphPadder:
         except CannotPad:  # of a call within a sub-graph
             raise
         except Unpaddable as why:
-            reason = ExactShape(str(node.target), why.detail, user_frame(node))
+            reason = ExactShape(str(_op_of(node)), why.detail, user_frame(node))
             raise CannotPad(reason, why.of_bucket) from None
         except Exception as error:  # the border of a call's padding, see partition/error_boundary.py
             detail = f"its pad rule failed: {type(error).__name__}: {error}"
@@ -156,7 +157,21 @@ class GraphPadder:
             return _unpadded(call)
         if rule is not no_rule:
             check_sizes_allowed(call.takes, given)
-        return rule(call)
+        made = rule(call)
+        self._check_sizes(value, made)
+        return made
+
+    def _check_sizes(self, value: object, made: Value) -> None:
+        """Raises Unpaddable if the true sizes of a padded result are not the op's: its rule does not fit the call."""
+        values, results = (each if isinstance(each, (tuple, list)) else (each,) for each in (value, made))
+        for tensor, result in zip(values, results, strict=True):
+            if isinstance(tensor, torch.Tensor) and isinstance(result, PaddedValue):
+                told, true = [*map(size_of_dim, result.dims)], self._build.known_sizes(tensor)
+                if len(told) != len(true) or not all(map(self._may_be_equal, told, true)):
+                    raise Unpaddable(f"its pad rule gives the sizes {told}, the op {[*true]}")
+
+    def _may_be_equal(self, one: Size, other: Size) -> bool:
+        return one == other or self._build.upper_bound_of(one) == self._build.upper_bound_of(other)
 
     def _is_fixed(self, value: object) -> bool:
         values = value if isinstance(value, (tuple, list)) else (value,)
@@ -169,6 +184,12 @@ class GraphPadder:
         if isinstance(value, (list, tuple)):
             return [self._value(v) for v in value]
         return self._build.substitute(value) if isinstance(value, torch.SymInt) else value
+
+
+def _op_of(node: Node) -> object:
+    """What a node calls; of one result of several, the op that gives them."""
+    several = node.args[0] if node.target is operator.getitem else None
+    return several.target if isinstance(several, Node) else node.target
 
 
 class _WholeGraph(GraphPadder):

@@ -94,6 +94,7 @@ def decompositions_but_strides() -> dict[OpOverload, Decomposition]:
         aten._padded_dense_to_jagged_forward.default: _unpad_rows,
         aten.mvlgamma.default: _mvlgamma,
         aten.isin.Tensor_Tensor: _isin,
+        **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), _channel_shuffle),
         aten._new_zeros_with_same_feature_meta.default: _new_tangent,
         aten.glu_jvp.default: _glu_tangent,
         aten.glu_backward_jvp.default: _glu_gradient_tangent,
@@ -135,6 +136,13 @@ def _index_put(
 ) -> Tensor:
     """Drops `unsafe`, which disables eager's check of the indices."""
     return aten.index_put(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    """Torch's decomposition gives `x` itself, not a copy, where one group or groups of one channel shuffle nothing."""
+    count = x.shape[1]
+    apart = x.reshape(x.shape[0], groups, count // groups, *x.shape[2:]).transpose(1, 2)
+    return apart.clone(memory_format=torch.contiguous_format).reshape(x.shape)
 
 
 def _grouped_mm(

@@ -45,7 +45,7 @@ def _pool(
     flat_places = places.reshape(*batch, math.prod(output_size), math.prod(kernel))
     flat = x.reshape(*batch, 1, math.prod(sizes))
     values = jnp.take_along_axis(flat, flat_places, -1)
-    chosen = find_maximum(values, -1)
+    chosen = find_maximum(values, values.ndim - 1)
     maxima, indices = (jnp.take_along_axis(y, chosen, -1) for y in (values, flat_places))
     return maxima.reshape(*batch, *output_size), indices.reshape(*batch, *output_size)
 

@@ -296,6 +296,14 @@ POSITIONS = [
         floats(3, None),
         sizes=(7, 9, 12, 16, 31),
     ),
+    case(
+        "unfold_backward",
+        "unfold_backward_of_one_row",
+        lambda g, x: aten.unfold_backward(g, x.shape, 1, 3, 1) / (1 + x.abs()),
+        floats(1, 5, 3),
+        floats(None, 7),
+        sizes=(7, 9, 12, 16, 31),
+    ),
     case("glu_backward", "glu_backward", lambda g, x: aten.glu_backward(g, x, 1), floats(None, 2), floats(None, 4)),
     case(
         "scatter",

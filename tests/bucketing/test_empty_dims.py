@@ -35,3 +35,15 @@ def test_views_without_elements(name: str, recorder: Recorder) -> None:
         mine.sum().backward()
         assert x.grad is not None
         assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8], ids=str)
+def test_medians_of_no_elements(dtype: torch.dtype, recorder: Recorder) -> None:
+    def medians(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x[:0].median(), x[5:].median(), x[:, 3:].nanmedian(), x.median()]
+
+    compiled = torch.compile(medians, backend="dynaxla", dynamic=True)
+    with recorder.expect(eager_ops=0):
+        for size in (5, 6, 9):
+            x = (torch.rand(size, 3) * 9).to(dtype)
+            torch.testing.assert_close(compiled(x), medians(x), rtol=0, atol=0, equal_nan=True)

@@ -52,6 +52,22 @@ def check(net: nn.Module, call: Any, sizes: tuple[tuple[int, int], ...] = SIZES)
             assert_close(mine[name], wanted)
 
 
+def test_rows_that_are_all_one_row_are_saved_whole(recorder: Recorder) -> None:
+    """By an envelope made for one row and broadcast, each signal is divided."""
+    window = torch.hann_window(8)
+
+    def there_and_back(x: Tensor) -> Tensor:
+        spectrum = torch.stft(x, 8, 4, window=window, return_complex=True)
+        return torch.istft(spectrum, 8, 4, window=window, length=x.shape[1])
+
+    compiled = torch.compile(there_and_back, backend="dynaxla", dynamic=True)
+    with recorder.expect(eager_ops=0):
+        for rows in (6, 5, 7):
+            x = torch.randn(rows, 44, requires_grad=True)
+            mine, eager = (torch.autograd.grad(call(x).sin().sum(), x)[0] for call in (compiled, there_and_back))
+            assert_close(mine, eager)
+
+
 def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     pad, copied = argument_binder.pad, []
 

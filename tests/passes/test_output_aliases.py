@@ -178,3 +178,14 @@ def test_a_write_to_a_view_of_what_the_backward_reads(name: str, breaks: bool, d
     for each in (function, torch.compile(function, backend="dynaxla", dynamic=dynamic)):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             find_gradient(each)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_channels_that_are_not_shuffled_are_copied(groups: int) -> None:
+    """Torch's decomposition gives the input itself for one group, and for groups of one channel."""
+    x = torch.randn(2, 4, 3, 3)
+    given = x.clone()
+    shuffled = torch.compile(torch.nn.ChannelShuffle(groups), backend="dynaxla")(x)
+    assert torch.equal(shuffled, torch.channel_shuffle(x, groups))
+    shuffled.zero_()
+    assert torch.equal(x, given)

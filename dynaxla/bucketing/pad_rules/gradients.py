@@ -105,9 +105,11 @@ def slice_backward(call: RuleContext) -> PaddedValue:
 @takes(input_sizes=BUCKET_SIZE, dim=LAYOUT, size=CONSTANT, step=CONSTANT)
 def unfold_backward(call: RuleContext) -> PaddedValue:
     """Gradients of padded windows are set to zero, as such windows may overlap real elements."""
-    grad, place = call["grad_in"], int(call["dim"]) % len(call["input_sizes"])
+    grad, sizes = call["grad_in"], call["input_sizes"]
+    place = int(call["dim"]) % len(sizes)
     single_factor(grad.dims[place])
-    dims = (*grad.dims[:place], (call.build.factor(call["input_sizes"][place]),), *grad.dims[place + 1 : -1])
+    is_made = lambda i: i == place or (grad.meta.shape[i] == 1 and sizes[i] != 1)  # noqa: E731  # or broadcast
+    dims = tuple((call.build.factor(size),) if is_made(i) else grad.dims[i] for i, size in enumerate(sizes))
     real = call.build.mask(grad, [place], 0)
     return call.result(call.same(grad_in=real, input_sizes=[padded_size(d) for d in dims]), dims)
 

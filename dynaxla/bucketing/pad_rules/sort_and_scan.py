@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 
-import sympy
 import torch
 from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import LAYOUT, TRUE_SIZE, takes
+from dynaxla.bucketing.pad_rules.alignment import size_of_dim
 from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
 from dynaxla.bucketing.pad_rules.reductions import (
     highest_value,
@@ -103,11 +103,21 @@ def median(call: RuleContext) -> Results:
     """Padding is set to the value that sorts last; the median is that of the true count, the first NaN, or of the numbers."""
     value: PaddedValue = call["self"]
     if "dim" not in call.given:
-        return call.result(_pick_medians(call, flatten(call, value), 0, False)[0], ())
+        return call.result(_median_of_all(call, flatten(call, value)), ())
     place = call.dim("dim", value)
     value = move_to_front(call, value, place)
     made = _pick_medians(call, value, place, bool(call["keepdim"]))
     return tuple(call.result(node, reduced_shape(call, value, [place])) for node in made)
+
+
+def _median_of_all(call: RuleContext, row: PaddedValue) -> Node:
+    """The median of a row, or what torch gives for no elements: NaN, or the integer to which it converts NaN."""
+    if not padded_size(row.dims[0]):
+        return call.same(self=row)
+    of_none = torch.nan if row.meta.dtype.is_floating_point else torch.iinfo(row.meta.dtype).min
+    picked = _pick_medians(call, row, 0, False)[0]
+    is_empty = call.build.emit(aten.eq.Scalar, call.build.scalar(size_of_dim(row.dims[0])), 0)
+    return call.build.emit(aten.masked_fill.Scalar, picked, is_empty, of_none)
 
 
 def _pick_medians(call: RuleContext, value: PaddedValue, place: int, keepdim: bool) -> tuple[Node, ...]:
@@ -115,7 +125,7 @@ def _pick_medians(call: RuleContext, value: PaddedValue, place: int, keepdim: bo
     build = call.build
     filled = build.mask(value, [place], sorts_last_value(value.meta.dtype))
     values, positions = _sort_stable(call, filled, place, False)
-    count = build.scalar(sympy.prod([factor.size for factor in value.dims[place]]))
+    count = build.scalar(size_of_dim(value.dims[place]))
     middle = _middle(call, count)
     if value.meta.dtype.is_floating_point:
         is_nan = PaddedValue(build.emit(aten.isnan.default, value.node), value.dims)
