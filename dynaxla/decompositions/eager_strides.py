@@ -58,6 +58,12 @@ def _format_of(place: int) -> Rule:
     return strides
 
 
+def _format_if_rolled_along_dims(
+    shape: Sequence[int], x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> Strides:
+    return _format_of(0)(shape, x) if dims else _row_major(shape)
+
+
 def _format_of_volume(shape: Sequence[int], x: Tensor, *_: Any) -> Strides:
     """The memory format of images of three dims; of one image, that of a batch of it."""
     if x.dim() == 5:
@@ -88,6 +94,7 @@ _RULES: Mapping[OpOverload, Rule] = MappingProxyType(
         aten.ldexp.Tensor: _order_of_ldexp,
         aten.angle.default: _order_of_angle,
         aten.max_pool3d_with_indices.default: _format_of_volume,
+        aten.roll.default: _format_if_rolled_along_dims,
         **dict.fromkeys(
             (
                 *(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor),

@@ -137,6 +137,7 @@ def _hide_number(graph: Graph, node: Node) -> None:
     if node.target in (aten.rsub.Tensor, aten.rsub.Scalar):
         operands.reverse()
     made = call_before(graph, node, _OF_TENSORS[node.target], tuple(operands))
+    made.meta["val"] = node.meta["val"]  # a filled tensor's strides count, a number has none
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 

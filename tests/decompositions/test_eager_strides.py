@@ -117,7 +117,9 @@ def test_memory_formats(dims: int) -> None:
         padded = [F.pad(x, [1, 2] * (dims - 2), mode=mode) for mode in ("reflect", "replicate")]
         pool, unpool = (F.max_pool2d, F.max_unpool2d) if dims == 4 else (F.max_pool3d, F.max_unpool3d)
         unpooled = unpool(*pool(x, 2, 2, return_indices=True), 2)
-        return [*padded, unpooled, F.channel_shuffle(x, 3), F.batch_norm(x, None, None, training=True)]
+        rolled = x.roll(1, 2), x.roll((1, -1), (2, 3)), x.roll(3)
+        normed = F.batch_norm(x, None, None, training=True)
+        return [*padded, unpooled, F.channel_shuffle(x, 3), normed, *rolled, torch.zeros(x.shape) + x * 2]
 
     def gradient(x: Tensor) -> Tensor:
         return torch.autograd.grad(sum(each.square().sum() for each in run(x)), x)[0]
