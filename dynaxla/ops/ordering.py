@@ -122,6 +122,7 @@ def select_in_order(x: jax.Array, axis: int, count: jax.Array) -> Pair:
     """
 
     def by_bisection(x: jax.Array) -> Pair:
+        x = lax.optimization_barrier(x)  # as in `place_of_extreme`
         order = order_of(x).astype(jnp.int32) if has_keys(x) else _order_of_wide(x)
         places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
         is_wanted = order == _bisect(order, axis, count)
@@ -291,7 +292,9 @@ def place_of_extreme(x: jax.Array, axis: int, *, largest: bool) -> jax.Array:
     """The index along an axis, which is kept, of the first extreme, or of the first NaN."""
 
     def of_equals(x: jax.Array) -> jax.Array:
-        # XLA's loop over pairs of elements and places takes the CPU ten times as long as two reductions.
+        # XLA's loop over pairs of elements and places takes the CPU ten times as long as two reductions. These read the same
+        # elements: computed once for each of them, they might be rounded apart, and none would be the largest.
+        x = lax.optimization_barrier(x)
         is_extreme = (x == (amax if largest else amin)(x, [axis], True)) | is_nan(x)
         steps = lax.broadcasted_iota(jnp.int32 if x.shape[axis] < 1 << 31 else jnp.int64, x.shape, axis)
         return jnp.min(jnp.where(is_extreme, steps, x.shape[axis]), axis, keepdims=True).astype(jnp.int64)
