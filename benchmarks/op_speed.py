@@ -1,5 +1,5 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-running sums, trigonometric functions, powers, pooling, samples at a grid, writes to slices and gradients of slices.
+running sums, distances, trigonometric functions, powers, pooling, samples at a grid, writes to slices and gradients of slices.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -77,6 +77,7 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "cumsum_of_columns": lambda x: x.cumsum(0),
     "logcumsumexp": lambda x: x.logcumsumexp(-1),
     "median": lambda x: x.median(-1)[0],
+    "distances": lambda x: torch.cdist(x[:1024], x[:1024], 1.0),
     "sin": torch.sin,
     "tan": torch.tan,
     "atan2": lambda x: torch.atan2(x, x + 1),

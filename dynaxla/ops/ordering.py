@@ -124,9 +124,9 @@ def select_in_order(x: jax.Array, axis: int, count: jax.Array) -> Pair:
     def by_bisection(x: jax.Array) -> Pair:
         x = lax.optimization_barrier(x)  # as in `place_of_extreme`
         order = order_of(x).astype(jnp.int32) if has_keys(x) else _order_of_wide(x)
-        places = lax.broadcasted_iota(jnp.int64, x.shape, axis)
+        places = lax.broadcasted_iota(_places_dtype(x.shape[axis]), x.shape, axis)
         is_wanted = order == _bisect(order, axis, count)
-        place = jnp.min(jnp.where(is_wanted, places, x.shape[axis] - 1), axis, keepdims=True)
+        place = jnp.min(jnp.where(is_wanted, places, x.shape[axis] - 1), axis, keepdims=True).astype(jnp.int64)
         return take_along(x, place, axis), place
 
     def by_sorting(x: jax.Array) -> Pair:
@@ -140,8 +140,10 @@ def select_in_order(x: jax.Array, axis: int, count: jax.Array) -> Pair:
 
 def _bisect(order: jax.Array, axis: int, count: jax.Array) -> jax.Array:
     """The whole number of each row that `count` others precede in order, bit by bit: the largest that so many are below."""
-    below = lambda number: jnp.sum(order < number, axis, jnp.int64, keepdims=True)  # noqa: E731
-    info = jnp.iinfo(order.dtype)
+    info, counts = jnp.iinfo(order.dtype), _places_dtype(order.shape[axis])
+
+    def below(number: jax.Array | int) -> jax.Array:
+        return jnp.sum(order < number, axis, counts, keepdims=True)
 
     def set_bit(i: jax.Array, number: jax.Array) -> jax.Array:
         higher = number + (jnp.asarray(1, order.dtype) << (info.bits - 2 - i).astype(order.dtype))
@@ -150,6 +152,11 @@ def _bisect(order: jax.Array, axis: int, count: jax.Array) -> jax.Array:
     start = jnp.where(below(0) <= count, jnp.asarray(0, order.dtype), jnp.asarray(info.min, order.dtype))
     found: jax.Array = lax.fori_loop(0, info.bits - 1, set_bit, start)
     return found
+
+
+def _places_dtype(size: int) -> np.dtype:
+    """The dtype that counts a row's elements in the least time."""
+    return np.dtype(np.int32 if size < 1 << 31 else np.int64)
 
 
 def _order_of_wide(x: jax.Array) -> jax.Array:
@@ -296,7 +303,7 @@ def place_of_extreme(x: jax.Array, axis: int, *, largest: bool) -> jax.Array:
         # elements: computed once for each of them, they might be rounded apart, and none would be the largest.
         x = lax.optimization_barrier(x)
         is_extreme = (x == (amax if largest else amin)(x, [axis], True)) | is_nan(x)
-        steps = lax.broadcasted_iota(jnp.int32 if x.shape[axis] < 1 << 31 else jnp.int64, x.shape, axis)
+        steps = lax.broadcasted_iota(_places_dtype(x.shape[axis]), x.shape, axis)
         return jnp.min(jnp.where(is_extreme, steps, x.shape[axis]), axis, keepdims=True).astype(jnp.int64)
 
     def of_pairs(x: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import Node
 
 import dynaxla
+from dynaxla.bucketing.padded_value import Dim, Factor, PaddedValue, padded_size
+from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.observe.recorder import Recorder
 from dynaxla.programs import argument_binder
 from dynaxla.runtime.host_padding import PaddedShape
@@ -66,6 +70,21 @@ def test_rows_that_are_all_one_row_are_saved_whole(recorder: Recorder) -> None:
             x = torch.randn(rows, 44, requires_grad=True)
             mine, eager = (torch.autograd.grad(call(x).sin().sum(), x)[0] for call in (compiled, there_and_back))
             assert_close(mine, eager)
+
+
+def test_a_rule_that_says_other_sizes_than_the_op_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RuleContext.result
+
+    def of_one_row(call: RuleContext, node: Node, dims: tuple[Dim, ...], *fill: Any) -> PaddedValue:
+        value = made(call, node, dims, *fill)
+        return replace(value, dims=((Factor(padded_size(dims[0]), 1),), *dims[1:]))
+
+    monkeypatch.setattr(RuleContext, "result", of_one_row)
+    before = len(dynaxla.read_metrics().exact_shapes)
+    x = torch.randn(6, 5)
+    compiled = torch.compile(lambda x: x.cumsum(1) * 2, backend="dynaxla", dynamic=True)
+    assert_close(compiled(x), x.cumsum(1) * 2)
+    assert "its pad rule gives the sizes [1, " in str(dynaxla.read_metrics().exact_shapes[before:])
 
 
 def test_only_what_others_made_is_padded_by_a_copy(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
