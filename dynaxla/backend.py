@@ -16,7 +16,7 @@ from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.decompositions.choose_decompositions import GraphDecompositions, has_jagged_values, replace_composites
 from dynaxla.errors import DynaxlaError, make_raising
-from dynaxla.fx.edit import mark_modules
+from dynaxla.fx.edit import mark_modules, mark_own_backwards
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
@@ -32,7 +32,7 @@ from dynaxla.runtime_state import RuntimeState, process
 from dynaxla.targets.cpu import CPU
 from dynaxla.targets.registry import find_target
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, get_forward_inputs
+from dynaxla.torch_api.aot import aot_autograd, drop_hidden_gradients, find_gradients, get_forward_inputs
 from dynaxla.torch_api.aot_calls import call_directly
 from dynaxla.torch_api.aot_outputs import detach_views_of_saved
 from dynaxla.torch_api.capture_cache import is_packaging
@@ -42,6 +42,7 @@ from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_in
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.torch_api.random_numbers import take_full_precision
 from dynaxla.torch_api.symbols import add_deferred_checks
+from dynaxla.torch_api.undefined_gradients import take_undefined
 from dynaxla.types import Saved
 
 logger = logging.getLogger("dynaxla")
@@ -191,7 +192,7 @@ class GraphCompiler:
         def capture(
             make_compiler: Callable[[Callable[[GraphModule], CapturedGraph]], Any], inputs: Sequence[Any]
         ) -> Callable[..., Any]:
-            with replace_composites():
+            with replace_composites(), take_undefined():
                 function: Callable[..., Any] = aot_autograd(
                     **self._compilers(make_compiler),
                     decompositions=GraphDecompositions(
@@ -258,7 +259,9 @@ class GraphCompiler:
         mark_modules(module)
         if kind == "backward":
             drop_hidden_gradients(module.graph)
-            return CapturedGraph(kind, module, known, saved=Saved(inputs=True, in_training=True))
+            mark_own_backwards(module.graph)
+            saved, gradients = Saved(inputs=True, in_training=True), find_gradients(module.graph)
+            return CapturedGraph(kind, module, known, saved=saved, gradients=gradients)
         if kind == "inference":
             self._placement.rewrite_inference(module.graph)
         inputs, saved = get_forward_inputs(), Saved(outputs=saved_outputs(module.graph), in_training=kind == "forward")

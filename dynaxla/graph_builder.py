@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dynaxla.backward_graphs import BackwardFunction, leave_out_undefined
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.cache.environment_key import versions
 from dynaxla.cache.key import Key
@@ -20,10 +21,11 @@ from dynaxla.observe.dump import Dump
 from dynaxla.ops.table import OpTable, core_table
 from dynaxla.options import Options
 from dynaxla.partition.error_boundary import Boundary
+from dynaxla.partition.op_support import make_many_backwards_reason
 from dynaxla.partition.output_views import Aliases
 from dynaxla.partition.part_runner import MakePart, PartBuilder
 from dynaxla.partition.partitioner import SplitGraph, WarmStart, WholePart
-from dynaxla.passes.manager import CapturedGraph, PassContext, run_passes, write_graph
+from dynaxla.passes.manager import CapturedGraph, GraphFunction, PassContext, run_passes, write_graph
 from dynaxla.passes.pass_order import FOR_ALL, FOR_PARTS
 from dynaxla.passes.seed_inputs import add_seed_arguments
 from dynaxla.pipeline import Pipeline
@@ -40,9 +42,10 @@ from dynaxla.torch_api.aot import box_function
 from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.modules import graph_module
+from dynaxla.torch_api.private_device import trace_as_captured
+from dynaxla.torch_api.undefined_gradients import find_undefined
 from dynaxla.verify.checked_graph import build_checked
 
-GraphFunction = Callable[[list[Any]], list[Any]]
 MakePartFor = Callable[[Pipeline, SymbolPolicies], MakePart]
 
 
@@ -80,6 +83,33 @@ class GraphBuilder:
         self, graph: CapturedGraph, *, warm_starts: bool = True
     ) -> tuple[GraphFunction, WarmStart | None]:
         """As `build`. Also returns the graph's warm start; None unless the graph is a single part that a key determines."""
+        return (self._build_backward if graph.kind == "backward" else self._build_counted)(graph, warm_starts)
+
+    def _build_backward(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
+        """Makes the function of a backward. Its graph for the call at hand is built at once; where there is no call, the graph
+        that takes all gradients."""
+        undefined, function = find_undefined(), self._make_backward(lambda: graph, graph.gradients)
+        if undefined and len(undefined) == len(graph.gradients):
+            return box_function(function), None
+        reduced = leave_out_undefined(graph, undefined)
+        built, warm_start = self._build_counted(reduced.graph, warm_starts)
+        function.add(reduced.inputs, built)
+        if warm_start is not None:
+            warm_start = replace(warm_start, backward=reduced.inputs)
+        return box_function(function), warm_start
+
+    def _make_backward(self, read: Callable[[], CapturedGraph], gradients: tuple[int, ...]) -> BackwardFunction:
+        def build(graph: CapturedGraph) -> GraphFunction:
+            with self.shared.tracing, disable_modes(), pause_collection(), trace_as_captured():
+                return self._build_counted(graph, warm_starts=False)[0]
+
+        def make_eager(graph: CapturedGraph) -> GraphFunction:
+            Boundary(self.shared.recorder, self.options).leave(make_many_backwards_reason("a backward"), graph.module)
+            return replace(self, options=replace(self.options, executor="eager"))._build(graph, warm_starts=False)[0]
+
+        return BackwardFunction(read, gradients, build, make_eager)
+
+    def _build_counted(self, graph: CapturedGraph, warm_starts: bool) -> tuple[GraphFunction, WarmStart | None]:
         self.shared.recorder.add(graphs=1)
         if self.options.verify and self.make_part is None:
             return self._build_checked(graph), None
@@ -164,6 +194,15 @@ class GraphBuilder:
         Args:
             read: reads the graph, for calls whose programs are not on disk.
         """
+        inputs = warm_start.backward
+        if inputs is None:
+            return self._build_stored(warm_start, read)
+        function = self._make_backward(read, inputs.gradients)
+        stored = self._build_stored(warm_start, lambda: leave_out_undefined(read(), inputs.undefined).graph)
+        function.add(inputs, stored)
+        return box_function(function)
+
+    def _build_stored(self, warm_start: WarmStart, read: Callable[[], CapturedGraph]) -> GraphFunction:
         self.shared.recorder.add(graphs=1)
         context, dump = self._context(warm_start.device), Dump(None, self.options.debug.stages)
         builder = self._part_builder(self.shared.registered.current, context, dump)

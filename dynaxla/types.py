@@ -96,6 +96,10 @@ becomes an operator; read when calls are linked, and by `explain`."""
 SOURCE = ("stack_trace", MODULE_PATH, SUBGRAPHS)
 """What says where in the user's program a node comes from: a node that is made for another one takes it over."""
 
+OWN_BACKWARD = "dynaxla_own_backward"
+"""On a node of a backward: a number of the call of a user's `autograd.Function` of whose `backward` it is. Set when AOTAutograd
+hands a backward over, and read where gradients are undefined."""
+
 ORIGIN = "origin"
 """Name of the part's node from which a static graph's node was made: the one runs in eager if the other fails to
 compile."""
@@ -114,6 +118,22 @@ class Saved:
     inputs: bool = False
     outputs: frozenset[int] = frozenset()
     in_training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardInputs:
+    """The inputs of a backward where some gradients of the forward's results are undefined, as autograd calls it: nothing was
+    differentiated of these results.
+
+    Attributes:
+        gradients: positions of all gradients among the backward's inputs.
+        undefined: the positions of those that are undefined.
+        kept: the positions of the inputs that are computed with. Of an undefined gradient among them the shape is read alone.
+    """
+
+    gradients: tuple[int, ...]
+    undefined: frozenset[int]
+    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

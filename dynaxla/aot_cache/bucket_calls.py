@@ -14,7 +14,7 @@ from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.bucketing.size_expressions import size_of
 from dynaxla.decompositions.assertions import is_of_assertion
 from dynaxla.errors import DynaxlaError, PackageError
-from dynaxla.graph_builder import GraphFunction
+from dynaxla.passes.manager import GraphFunction
 from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.symbols import example_of, get_replacement
 

@@ -21,11 +21,11 @@ from dynaxla.aot_cache.serialized_graph import (
 from dynaxla.cache.key import Key
 from dynaxla.cache.package import Archive
 from dynaxla.errors import DynaxlaError, PackageError, make_raising
-from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.graph_builder import GraphBuilder
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
 from dynaxla.partition.partitioner import WarmStart
-from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import CapturedGraph, GraphFunction
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.runtime.packaged_programs import PackagedPrograms
 from dynaxla.runtime_state import shared_here

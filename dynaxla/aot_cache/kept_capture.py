@@ -12,9 +12,9 @@ from torch.fx import GraphModule
 from dynaxla.aot_cache.cached_graph import CachedGraph
 from dynaxla.aot_cache.capture_directory import CaptureDirectory
 from dynaxla.errors import DynaxlaError, PackageError
-from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.graph_builder import GraphBuilder
 from dynaxla.isolation.forking import new_lock
-from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import CapturedGraph, GraphFunction
 from dynaxla.torch_api.capture_cache import (
     Lookup,
     is_packaging,

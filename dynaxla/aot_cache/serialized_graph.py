@@ -23,9 +23,9 @@ from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
-from dynaxla.types import SOURCE, Saved
+from dynaxla.types import OWN_BACKWARD, SOURCE, Saved
 
-_META = ("val", *SOURCE)
+_META = ("val", OWN_BACKWARD, *SOURCE)
 """The keys of nodes' `meta` that are kept; what `SAVED` says is in `SerializedGraph.saved`."""
 
 
@@ -40,7 +40,7 @@ class SerializedGraph:
     """A graph as AOTAutograd handed it over, before any pass, and what was decided of it.
 
     Attributes:
-        kind, inputs, static_inputs, saved: as in `CapturedGraph`.
+        kind, inputs, static_inputs, saved, gradients: as in `CapturedGraph`.
         module: the graph; its code is not made, since it is never run.
         policies: the buckets of its sizes.
         options: the user's, but for those of debugging, by name.
@@ -52,15 +52,16 @@ class SerializedGraph:
     inputs: GraphInputs | None
     static_inputs: frozenset[int]
     saved: Saved
+    gradients: tuple[int, ...]
     policies: SymbolPolicies
     options: Mapping[str, Any]
     function: str
 
     def rebuild(self, table: OpTable) -> CapturedGraph:
         """The graph, for passes to change: not a copy."""
-        return CapturedGraph(
-            self.kind, graph_module(self.module, self.module.graph), table, self.inputs, self.static_inputs, self.saved
-        )
+        module = graph_module(self.module, self.module.graph)
+        known = self.inputs, self.static_inputs, self.saved, self.gradients
+        return CapturedGraph(self.kind, module, table, *known)
 
 
 def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Options, function: str) -> bytes:
@@ -82,6 +83,7 @@ def serialize_graph(graph: CapturedGraph, policies: SymbolPolicies, options: Opt
         graph.inputs,
         graph.static_inputs,
         graph.saved,
+        graph.gradients,
         policies,
         stored_options(options),
         function,

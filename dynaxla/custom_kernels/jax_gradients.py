@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dynaxla.errors import OptionError
-from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.graph_builder import GraphBuilder
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.ops.record import Body, Record
 from dynaxla.ops.table import OpTable
 from dynaxla.options import Options
-from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import CapturedGraph, GraphFunction
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.program_cache import ProgramCache
 from dynaxla.programs.specialization import ArgumentSpec, empty_arguments

@@ -22,11 +22,11 @@ from dynaxla.device.shape_generic_key import NotShapeGeneric, SymbolicView, call
 from dynaxla.device.trace_op import TracedGraph, trace_dynamic_call
 from dynaxla.device.view_layout import Ints
 from dynaxla.errors import DynaxlaError, UnsupportedError
-from dynaxla.graph_builder import GraphBuilder, GraphFunction
+from dynaxla.graph_builder import GraphBuilder
 from dynaxla.isolation.forking import new_lock
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.options import Options
-from dynaxla.passes.manager import CapturedGraph
+from dynaxla.passes.manager import CapturedGraph, GraphFunction
 from dynaxla.passes.seed_inputs import take_seeds
 from dynaxla.programs.miss_policy import FunctionPolicy
 from dynaxla.programs.program_cache import ProgramCache

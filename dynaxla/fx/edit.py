@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
-from dynaxla.torch_api.aot import is_backward, module_path
+from dynaxla.torch_api.aot import find_own_backward, is_backward, module_path
 from dynaxla.torch_api.overloads import UNSAFE_VIEWS, OpOverload, gives_view
-from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, SOURCE
+from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, OWN_BACKWARD, SOURCE
 
 aten = torch.ops.aten
 
@@ -76,6 +76,15 @@ def mark_modules(module: GraphModule) -> None:
     for node in (node for each in module.modules() if isinstance(each, GraphModule) for node in each.graph.nodes):
         path = module_path(node)
         node.meta[MODULE_PATH] = f"{path}/backward".lstrip("/") if is_backward(node) else path
+
+
+def mark_own_backwards(backward: Graph) -> None:
+    """Writes into `meta[OWN_BACKWARD]` which nodes of a backward are of users' own, by calls, from 0."""
+    calls: dict[int, int] = {}
+    for node in backward.nodes:
+        call = find_own_backward(node)
+        if call is not None:
+            node.meta[OWN_BACKWARD] = calls.setdefault(call, len(calls))
 
 
 def has_memory(node: Node) -> bool:

@@ -41,6 +41,7 @@ _COMPILE_TRANSFORM = "call it outside, or compile what transforms, as torch.comp
 _GIVE_DENSE = "call it with x.to_dense()"
 _GIVE_DATA = "call it with tensors that have data, or compile for shapes alone by dynaxla.compile_for_target"
 _RESIZE = "resize it outside of the compiled function"
+_FEWER_RESULTS = "return fewer results, or stack those that are differentiated by turns"
 _CLONE = "call it with copies, x.clone()"
 _WRITE_TO_COPY = "write to a copy of it: .clone() or .contiguous()"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
@@ -146,6 +147,14 @@ def make_moved_reason(what: str) -> FallbackReason:
         "returned, or as_strided counts from the start of their storage and they lie elsewhere in it"
     )
     return FallbackReason(ReasonId.UNSUPPORTED_TENSOR, what, detail=detail, hint=_CLONE)
+
+
+def make_many_backwards_reason(what: str) -> FallbackReason:
+    """Why a backward runs in eager: a graph is compiled for each of many sets of results that nothing is differentiated of."""
+    detail = (
+        "nothing is differentiated of some of the forward's results, and too many other sets of them were met before"
+    )
+    return FallbackReason(ReasonId.UNSUPPORTED_CALL, what, detail=detail, hint=_FEWER_RESULTS)
 
 
 def capture_refusal(module: GraphModule) -> FallbackReason | None:

@@ -17,7 +17,7 @@ from dynaxla.partition.op_support import is_assertion, is_size_arithmetic, is_si
 from dynaxla.partition.output_views import Aliases
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_signature import PartIdentity, PartSignature
-from dynaxla.types import IN_PLACE, Saved
+from dynaxla.types import IN_PLACE, BackwardInputs, Saved
 
 Refuse = Callable[[Node], FallbackReason | None]
 
@@ -128,6 +128,7 @@ class WarmStart:
         assertions: those that were taken out of it.
         seeds: the devices of its random draws.
         aliases: the outputs that torch computes as views, or None.
+        backward: the gradients that it was built for, if it is a backward.
     """
 
     circumstances: str
@@ -137,3 +138,4 @@ class WarmStart:
     assertions: tuple[Assertion, ...]
     seeds: tuple[torch.device, ...]
     aliases: Aliases | None
+    backward: BackwardInputs | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Node
@@ -26,6 +26,9 @@ from dynaxla.torch_api import symbols
 from dynaxla.torch_api.aot import GraphInputs
 from dynaxla.types import Saved
 
+GraphFunction = Callable[[list[Any]], list[Any]]
+"""The function of a captured graph: it takes one list, which it may empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
@@ -40,6 +43,7 @@ class CapturedGraph:
         static_inputs: indices of the inputs that are weights: parameters and buffers that keep their tensor identity
             between calls and that the graph does not mutate.
         saved: what a forward keeps for the backward alone.
+        gradients: indices of a backward's inputs that are gradients of the forward's results.
         aliases: the outputs that torch makes, for which the graph gives None; None if there are none.
         constants: tensors that the graph carried as attributes.
         seeds: the devices of its random draws.
@@ -53,6 +57,7 @@ class CapturedGraph:
     inputs: GraphInputs | None = None
     static_inputs: frozenset[int] = frozenset()
     saved: Saved = Saved()  # noqa: RUF009 (a frozen value)
+    gradients: tuple[int, ...] = ()
     aliases: Aliases | None = None
     constants: tuple[torch.Tensor, ...] = ()
     seeds: tuple[torch.device, ...] = ()

@@ -171,6 +171,15 @@ def written_inputs(joint: Graph) -> frozenset[int]:
     return frozenset(each.idx for each in written if isinstance(each, PlainAOTInput))
 
 
+def find_gradients(backward: Graph) -> tuple[int, ...]:
+    """Positions of a backward's inputs that are gradients of the forward's results.
+
+    Relies on `meta["desc"]` of the placeholders: `TangentAOTInput`, or what a tensor subclass makes of one.
+    """
+    inputs = enumerate(backward.find_nodes(op="placeholder"))
+    return tuple(i for i, node in inputs if isinstance(node.meta.get("desc"), TangentAOTInput))
+
+
 def drop_hidden_gradients(backward: Graph) -> None:
     """Has a backward give no gradient of an input that the forward only writes to, where autograd does not see that
     (`torch.no_grad`, `x.data`).
@@ -262,6 +271,17 @@ def is_forward(node: Node) -> bool:
 def is_backward(node: Node) -> bool:
     """Whether a node of a joint graph belongs to the backward. Relies on `meta["partitioner_tag"]`."""
     return node.meta.get(PART_OF_JOINT) == _BACKWARD
+
+
+def find_own_backward(node: Node) -> int | None:
+    """A number of the call of a user's `autograd.Function` of whose `backward` a node is; None for a formula of autograd.
+
+    Relies on `meta["autograd_backward"]`, on the tag, which such nodes have not, and on `meta["from_node"]`, whose first source
+    is of the graph that Dynamo makes of the method for each call. `meta["seq_nr"]` is the same for all.
+    """
+    is_own = "autograd_backward" in node.meta and node.meta.get(PART_OF_JOINT) is None
+    sources = node.meta.get("from_node") if is_own else None
+    return sources[0].graph_id if sources else None
 
 
 def mark_backward(node: Node) -> None:

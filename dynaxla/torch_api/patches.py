@@ -23,6 +23,7 @@ from dynaxla.torch_api.dynamo import begin_branches_between_captures, compile_lo
 from dynaxla.torch_api.dynamo_packages import mend_packages
 from dynaxla.torch_api.flex import accept_tensors
 from dynaxla.torch_api.meta_kernels import refuse_lossy_writes
+from dynaxla.torch_api.undefined_gradients import leave_undefined
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,15 @@ PATCHES = (
         "gradients of a result such as `x.exp().unfold(0, 2, 1)` are wrong: elements that share memory keep the last one",
         "2.13",
         "AOTAutograd asks for no strides in which elements share memory, other than those of `expand`",
+        "compile",
+    ),
+    Patch(
+        "undefined_gradients.leave_undefined",
+        ("torch._functorch._aot_autograd.runtime_wrappers._AOTDispatchAutogradFunctionFactory.build",),
+        "gradients of results that nothing is differentiated of are zeros, with which the backward computes: of "
+        "`x * 2, x.log()` with the second unused, x = 0 has the gradient NaN",
+        "2.13",
+        "the backward of AOTAutograd's graphs can take undefined gradients, and leave out what they alone determine",
         "compile",
     ),
     Patch(
@@ -332,6 +342,7 @@ _AT_COMPILE: tuple[Callable[[], object], ...] = (
     copy_what_is_no_view,
     make_detached_outputs_of_others,
     take_gradients_of_overlaps,
+    leave_undefined,
     refuse_lossy_writes,
     mark_calls_in_profiles_alone,
 )

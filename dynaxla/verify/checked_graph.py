@@ -16,14 +16,13 @@ from dynaxla.observe.differences import Difference
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
 from dynaxla.passes import shared_seeds
-from dynaxla.passes.manager import CapturedGraph, PassContext
+from dynaxla.passes.manager import CapturedGraph, GraphFunction, PassContext
 from dynaxla.torch_api.aot import box_function
 from dynaxla.verify.divergence import Divergence, DivergenceFinder
 from dynaxla.verify.eager_graph import EagerGraph, copy_arguments, copy_captured, find_obstacle
 
 logger = logging.getLogger("dynaxla")
 
-GraphFunction = Callable[[list[Any]], list[Any]]
 Build = Callable[[CapturedGraph], GraphFunction]
 
 

@@ -403,7 +403,7 @@ def _recipe() -> Any:
     from dynaxla.aot_cache.serialized_graph import SerializedGraph
     from dynaxla.types import Saved
 
-    return SerializedGraph("inference", None, None, frozenset(), Saved(), None, {}, "")  # type: ignore[arg-type]
+    return SerializedGraph("inference", None, None, frozenset(), Saved(), (), None, {}, "")  # type: ignore[arg-type]
 
 
 @torch.no_grad()

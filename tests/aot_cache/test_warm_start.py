@@ -99,3 +99,27 @@ def test_a_fault_in_a_sketched_part_leaves_it_to_eager(
     monkeypatch.setattr("dynaxla.runtime.weight_residency.WeightResidency.buffers", fail)
     assert_close(compiled(x), net(x))
     assert len(reads) == 1
+
+
+def test_a_backward_is_found_for_the_results_that_were_differentiated(
+    programs: Path, reads: list[Any], recorder: Recorder
+) -> None:
+    """The graph of another set of results is made of the recipe."""
+
+    def differentiate(*used: int) -> torch.Tensor:
+        torch._dynamo.reset()
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        results = torch.compile(lambda x: (x * 2, x.log(), x.sqrt()), backend="dynaxla", dynamic=False)(x)
+        sum(results[i].sum() for i in used).backward()
+        assert x.grad is not None
+        return x.grad
+
+    differentiate(0)
+    with recorder.expect(captures_loaded=2, compiles=0):
+        assert differentiate(0).tolist() == [2, 2]
+    assert not reads
+    with recorder.expect(captures_loaded=2, compiles=1):
+        assert differentiate(1).tolist() == [torch.inf, 1]
+    assert [recipe.kind for recipe in reads] == ["backward"]
+    with recorder.expect(captures_loaded=2, compiles=0):
+        assert differentiate(1).tolist() == [torch.inf, 1]

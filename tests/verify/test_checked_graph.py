@@ -23,11 +23,11 @@ from dynaxla import graph_builder
 from dynaxla.errors import DivergenceError, OptionError
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Options
-from dynaxla.passes.manager import CapturedGraph, Pass, PassContext
+from dynaxla.passes.manager import CapturedGraph, GraphFunction, Pass, PassContext
 from dynaxla.passes.pass_order import FOR_PARTS
 from dynaxla.runtime_state import process
 from dynaxla.verify import divergence
-from dynaxla.verify.checked_graph import GraphChecker, GraphFunction, is_due
+from dynaxla.verify.checked_graph import GraphChecker, is_due
 from tests.async_compile.ended import until
 from tests.tolerances import assert_close
 

@@ -1,0 +1,115 @@
+"""Gradients that autograd calls undefined: those of a graph's results that nothing is differentiated of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch._dynamo import config as _dynamo_config
+from torch._functorch._aot_autograd.runtime_wrappers import _AOTDispatchAutogradFunctionFactory as _Factory
+
+from dynaxla.torch_api.capture_cache import CachedCode
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """Stands for an undefined gradient among the arguments of a compiled backward.
+
+    Attributes:
+        node: autograd's node of the graph.
+        position: of the result of the node.
+    """
+
+    node: Any
+    position: int
+
+    def make_zeros(self) -> torch.Tensor:
+        """Zeros of the shape, dtype and device of the result. Relies on `_input_metadata` of a node."""
+        result = self.node._input_metadata[self.position]
+        return torch.zeros(result.shape, dtype=result.dtype, device=result.device)
+
+
+_captures: ContextVar[bool] = ContextVar("captures", default=False)
+_positions: ContextVar[frozenset[int]] = ContextVar("positions", default=frozenset())
+
+
+@contextmanager
+def take_undefined() -> Iterator[None]:
+    """Context in which the captured backwards are compiled by what takes an `Undefined`."""
+    token = _captures.set(True)
+    try:
+        yield
+    finally:
+        _captures.reset(token)
+
+
+def find_undefined() -> frozenset[int]:
+    """The positions of undefined gradients among the arguments of the backward that is called, while torch compiles it for
+    that call; none where it is compiled ahead."""
+    return _positions.get()
+
+
+@cache
+def leave_undefined() -> None:
+    """Has the backwards of graphs that `take_undefined` captures, and of loaded ones, get an `Undefined` for every undefined
+    gradient, once per process.
+
+    torch fills such gradients with zeros, and the backward of a graph computes with them what eager PyTorch does not compute
+    at all: the zero times an infinite slope is NaN, and parameters that only an unused result depends on get gradients of
+    zeros where eager has none.
+
+    torch keeps filling in while `compiled_autograd` is set, which traces backwards with the zeros. It does so for tensor
+    subclasses too, whose gradients it takes apart.
+
+    Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward`, `_bwd_fn`
+    (called with a list of the list of gradients, and the node) and `_backward_impl` (called with the node and the list of the
+    compiled backward's arguments), and on a prologue that hands on what is no tensor.
+    """
+    build = _Factory.build
+
+    @wraps(build)
+    def build_class(self: Any) -> Any:
+        made = build(self)
+        if _takes_undefined(self.spec):
+            _leave_undefined(made)
+        return made
+
+    _Factory.build = build_class  # type: ignore[method-assign]
+
+
+def _takes_undefined(spec: Any) -> bool:
+    is_own = _captures.get() or isinstance(spec.compiled_bw_func, CachedCode)
+    return is_own and spec.maybe_subclass_meta is None and not _dynamo_config.compiled_autograd
+
+
+def _leave_undefined(made: Any) -> None:
+    forward, run, compute = made.forward, made._bwd_fn, made._backward_impl
+
+    def run_forward(ctx: Any, *args: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return forward(ctx, *args)
+
+    def run_backward(arguments: tuple[list[Any]], ctx: Any, *parts: Callable[..., Any]) -> Any:
+        gradients = arguments[0]
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                gradients[i] = Undefined(ctx, i)
+        return run(arguments, ctx, *parts)
+
+    def compute_backward(ctx: Any, args: list[Any]) -> Any:
+        undefined = frozenset(i for i, each in enumerate(args) if type(each) is Undefined)
+        if not undefined:
+            return compute(ctx, args)
+        token = _positions.set(undefined)
+        try:
+            return compute(ctx, args)
+        finally:
+            _positions.reset(token)
+
+    made.forward, made._bwd_fn = staticmethod(run_forward), staticmethod(run_backward)
+    made._backward_impl = staticmethod(compute_backward)

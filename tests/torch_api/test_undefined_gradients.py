@@ -1,0 +1,114 @@
+"""What the wall relies on where gradients of a graph's results are undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dynaxla.torch_api import aot, undefined_gradients
+from dynaxla.torch_api.undefined_gradients import Undefined
+from tests.torch_api.boundary import boundary
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Backend:
+    """Notes what a backward is compiled and called with.
+
+    Attributes:
+        undefined: what `find_undefined` gives while a backward is compiled.
+        gradients: the positions that `find_gradients` gives.
+        own: the numbers that `find_own_backward` gives, by the nodes' names.
+        args: of the last call of a backward.
+    """
+
+    undefined: frozenset[int]
+    gradients: tuple[int, ...]
+    own: dict[str, int]
+    args: list[Any]
+
+    def __call__(self, module: GraphModule, inputs: Any) -> Any:
+        made = aot.aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile_backward)
+        with undefined_gradients.take_undefined():
+            return made(module, inputs)
+
+    def _compile(self, module: GraphModule, _: Any) -> Any:
+        return aot.box_function(lambda args: list(module(*args)))
+
+    def _compile_backward(self, module: GraphModule, _: Any) -> Any:
+        self.undefined, self.gradients = undefined_gradients.find_undefined(), aot.find_gradients(module.graph)
+        numbers = {node.name: aot.find_own_backward(node) for node in module.graph.nodes}
+        self.own = {name: number for name, number in numbers.items() if number is not None}
+
+        def run(args: list[Any]) -> list[Any]:
+            self.args = list(args)
+            return list(module(*(each.make_zeros() if type(each) is Undefined else each for each in args)))
+
+        return aot.box_function(run)
+
+
+@boundary(
+    "undefined_gradients.leave_undefined",
+    "undefined_gradients.take_undefined",
+    "undefined_gradients.find_undefined",
+    "undefined_gradients.Undefined",
+    "aot.find_gradients",
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_backward_is_told_which_gradients_are_undefined(dynamic: bool) -> None:
+    undefined_gradients.leave_undefined()
+    backend = Backend()
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return x.sin(), x.double().sum(0), x.detach() + 1, x.exp()
+
+    x = torch.ones(2, 3, requires_grad=True)
+    torch.compile(function, backend=backend, dynamic=dynamic)(x)[3].sum().backward()
+    assert x.grad is not None
+    sine, total, _ = (backend.args[i] for i in backend.gradients)
+    assert [type(backend.args[i]) is Undefined for i in backend.gradients] == [True, True, False]
+    assert backend.undefined == (frozenset() if dynamic else frozenset(backend.gradients[:2]))
+    assert (sine.make_zeros().shape, sine.make_zeros().dtype) == ((2, 3), torch.float32)
+    assert (total.make_zeros().shape, total.make_zeros().dtype) == ((3,), torch.float64)
+
+
+@boundary("undefined_gradients.leave_undefined")
+def test_other_backends_get_zeros() -> None:
+    undefined_gradients.leave_undefined()
+    x = torch.zeros(3, requires_grad=True)
+    torch.compile(lambda x: (x * 2, x.log()), backend="aot_eager")(x)[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.isnan().all()
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].tanh()
+
+
+@boundary("aot.find_own_backward")
+def test_what_is_of_a_users_own_backward() -> None:
+    backend = Backend()
+    x = torch.ones(3, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return Halved.apply(Halved.apply(x.sin()).cos()).exp()  # type: ignore[no-untyped-call, no-any-return]
+
+    torch.compile(function, backend=backend)(x).sum().backward()
+    assert sorted(backend.own) == ["tanh", "tanh_1"]
+    assert len(set(backend.own.values())) == 2
