@@ -196,8 +196,13 @@ def _find_summand(node: Node, undefined: Collection[Node]) -> Node | None:
 
 
 def _make_zeros(operand: Node) -> Node:
-    """Zeros of the shape of a value, which no program computes for that."""
+    """Zeros of the shape of a value. Where sizes vary they are read of the value, which no program computes for that."""
     value = operand.meta["val"]
+    if all(isinstance(size, int) for size in value.shape):
+        settings = {"dtype": value.dtype, "device": value.device}
+        with mode_of(value):
+            zeros = torch.zeros(value.shape, **settings)
+        return insert_before(operand.next, aten.full.default, (list(value.shape), 0), settings, zeros)
     with mode_of(value):
         zeros = torch.zeros_like(value)
     return insert_before(operand.next, aten.zeros_like.default, (operand,), {}, zeros)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo import config as _dynamo_config
 from torch._functorch._aot_autograd.runtime_wrappers import _AOTDispatchAutogradFunctionFactory as _Factory
+from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+from torch.distributed.tensor import DTensor
 
 from dynaxla.torch_api.capture_cache import CachedCode
 
@@ -63,12 +65,13 @@ def leave_undefined() -> None:
     at all: the zero times an infinite slope is NaN, and parameters that only an unused result depends on get gradients of
     zeros where eager has none.
 
-    torch keeps filling in while `compiled_autograd` is set, which traces backwards with the zeros. It does so for tensor
-    subclasses too, whose gradients it takes apart.
+    torch keeps filling in while `compiled_autograd` is set, which traces backwards with the zeros; where a result is a tensor
+    subclass, of whose gradient it takes the pieces; and where an input is one other than DTensor.
 
     Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward`, `_bwd_fn`
     (called with a list of the list of gradients, and the node) and `_backward_impl` (called with the node and the list of the
-    compiled backward's arguments), and on a prologue that hands on what is no tensor.
+    compiled backward's arguments), on a prologue that hands on what is no tensor, on `_bw_epilogue_fn`, which makes DTensors of
+    results, and on `grad_input_metas`, which has where.
     """
     build = _Factory.build
 
@@ -77,6 +80,8 @@ def leave_undefined() -> None:
         made = build(self)
         if _takes_undefined(self.spec):
             _leave_undefined(made)
+            if self.spec.maybe_subclass_meta is not None:
+                _leave_pieces_undefined(made, self.spec.maybe_subclass_meta.grad_input_metas)
         return made
 
     _Factory.build = build_class  # type: ignore[method-assign]
@@ -84,7 +89,13 @@ def leave_undefined() -> None:
 
 def _takes_undefined(spec: Any) -> bool:
     is_own = _captures.get() or isinstance(spec.compiled_bw_func, CachedCode)
-    return is_own and spec.maybe_subclass_meta is None and not _dynamo_config.compiled_autograd
+    if not is_own or _dynamo_config.compiled_autograd:
+        return False
+    parts = spec.maybe_subclass_meta
+    return parts is None or (
+        not any(isinstance(each, SubclassCreationMeta) for each in spec.fw_metadata.subclass_tangent_meta)
+        and all(getattr(each, "original_subclass_type", DTensor) is DTensor for each in parts.grad_input_metas)
+    )
 
 
 def _leave_undefined(made: Any) -> None:
@@ -113,3 +124,23 @@ def _leave_undefined(made: Any) -> None:
 
     made.forward, made._bwd_fn = staticmethod(run_forward), staticmethod(run_backward)
     made._backward_impl = staticmethod(compute_backward)
+
+
+def _leave_pieces_undefined(made: Any, described: Sequence[Any]) -> None:
+    """Has a DTensor of no piece be None."""
+    finish = made._bw_epilogue_fn
+    starts = {
+        i: each.flat_tensor_start_idx for i, each in enumerate(described) if isinstance(each, SubclassCreationMeta)
+    }
+
+    def finish_backward(results: Sequence[Any], *given: Any) -> tuple[Any, ...]:
+        pieces = list(results)
+        undefined = [i for i, start in starts.items() if pieces[start] is None]
+        for i in undefined:
+            pieces[starts[i]] = torch.empty(0)
+        gradients = list(finish(pieces, *given))
+        for i in undefined:
+            gradients[i] = None
+        return tuple(gradients)
+
+    made._bw_epilogue_fn = staticmethod(finish_backward)

@@ -153,6 +153,29 @@ def test_a_backward_of_dtensors_runs_again_where_captures_are_stored(
     assert_close(x.grad.full_tensor(), 2 * (2 * x.detach().full_tensor()).cos())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parameters_of_an_unused_result_have_no_gradients(mesh: DeviceMesh, dynamic: bool) -> None:
+    """The results are no DTensors; the parameters are."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (x * 2).to_local(), (x.log() * y).to_local(), y.to_local().sqrt()  # type: ignore[attr-defined]
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for used in (0, 1, 2):
+        found = []
+        for run in (function, compiled):
+            x, y = (
+                distribute_tensor(torch.eye(4), mesh, [Shard(0)]).requires_grad_(),
+                distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]).requires_grad_(),
+            )
+            run(x, y)[used].sum().backward()
+            found.append([None if each.grad is None else each.grad.full_tensor() for each in (x, y)])  # type: ignore[attr-defined]
+        for mine, eagers in zip(found[1], found[0], strict=True):
+            assert (mine is None) == (eagers is None)
+            if mine is not None:
+                assert_close(mine, eagers)
+
+
 def test_no_capture_is_kept(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has another mesh."""
     own = dataclasses.replace(process(), executables=ExecutableCache(Store(tmp_path / "own")))
