@@ -68,10 +68,10 @@ def leave_undefined() -> None:
     torch keeps filling in while `compiled_autograd` is set, which traces backwards with the zeros; where a result is a tensor
     subclass, of whose gradient it takes the pieces; and where an input is one other than DTensor.
 
-    Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward`, `_bwd_fn`
-    (called with a list of the list of gradients, and the node) and `_backward_impl` (called with the node and the list of the
-    compiled backward's arguments), on a prologue that hands on what is no tensor, on `_bw_epilogue_fn`, which makes DTensors of
-    results, and on `grad_input_metas`, which has where.
+    Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward` and
+    `_bwd_fn` (called with a list of the list of gradients, the node, and the parts, of which the third is called with the node
+    and the list of the compiled backward's arguments), on a prologue that hands on what is no tensor, on `_bw_epilogue_fn`,
+    which makes DTensors of results, and on `grad_input_metas`, which has where.
     """
     build = _Factory.build
 
@@ -99,31 +99,35 @@ def _takes_undefined(spec: Any) -> bool:
 
 
 def _leave_undefined(made: Any) -> None:
-    forward, run, compute = made.forward, made._bwd_fn, made._backward_impl
+    forward, run = made.forward, made._bwd_fn
 
     def run_forward(ctx: Any, *args: Any) -> Any:
         ctx.set_materialize_grads(False)
         return forward(ctx, *args)
 
-    def run_backward(arguments: tuple[list[Any]], ctx: Any, *parts: Callable[..., Any]) -> Any:
+    def run_backward(
+        arguments: tuple[list[Any]], ctx: Any, prologue: Any, add_states: Any, compute: Callable[..., Any], *rest: Any
+    ) -> Any:
         gradients = arguments[0]
-        for i, gradient in enumerate(gradients):
-            if gradient is None:
-                gradients[i] = Undefined(ctx, i)
-        return run(arguments, ctx, *parts)
+        undefined = [i for i, gradient in enumerate(gradients) if gradient is None]
+        for i in undefined:
+            gradients[i] = Undefined(ctx, i)
+        return run(arguments, ctx, prologue, add_states, _with_positions(compute) if undefined else compute, *rest)
+
+    made.forward, made._bwd_fn = staticmethod(run_forward), staticmethod(run_backward)
+
+
+def _with_positions(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the function of the node and of a compiled backward's arguments one in which `find_undefined` knows the latter."""
 
     def compute_backward(ctx: Any, args: list[Any]) -> Any:
-        undefined = frozenset(i for i, each in enumerate(args) if type(each) is Undefined)
-        if not undefined:
-            return compute(ctx, args)
-        token = _positions.set(undefined)
+        token = _positions.set(frozenset(i for i, each in enumerate(args) if type(each) is Undefined))
         try:
             return compute(ctx, args)
         finally:
             _positions.reset(token)
 
-    made.forward, made._bwd_fn = staticmethod(run_forward), staticmethod(run_backward)
-    made._backward_impl = staticmethod(compute_backward)
+    return compute_backward
 
 
 def _leave_pieces_undefined(made: Any, described: Sequence[Any]) -> None:

@@ -21,11 +21,12 @@ RELATIVE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 def run(program: Program, function: Callable[..., Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
-    """What a program gives, its inputs, and the gradients of a sum of all results, with weights, of its inputs."""
+    """What a program gives, its inputs, and the gradients of a sum of some results, with weights, of its inputs."""
     leaves = [x.clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in make_inputs(program.inputs)]
     inputs = [leaf * 1 if leaf.requires_grad else leaf for leaf in leaves]
     results = function(*inputs)
-    loss = sum(map(_weigh, filter(lambda x: x.requires_grad, results)))
+    chosen, used = Random(program.source()), [x for x in results if x.requires_grad]
+    loss = sum(map(_weigh, chosen.sample(used, chosen.randint(min(1, len(used)), len(used)))))
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     gradients: Sequence[Tensor | None] = (
         torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -55,9 +56,8 @@ def check(program: Program) -> None:
 
 
 def _assert_near(mine: Tensor | None, eager: Tensor | None) -> None:
-    """None is a gradient of zeros."""
+    assert (mine is None) == (eager is None)
     if mine is None or eager is None:
-        assert not any(each.any() for each in (mine, eager) if each is not None)
         return
     assert mine.dtype is eager.dtype
     scale = max(eager.abs().max().item(), 1e-3) if eager.numel() else 1.0
