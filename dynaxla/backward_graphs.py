@@ -153,8 +153,14 @@ class _Sides:
             if not self.defined.isdisjoint(operands) or (undefined and node.meta.get(OWN_BACKWARD) in called):
                 self.defined.add(node)
                 self._fill(node, undefined)
+            elif undefined and self._is_constant_sum(node):
+                self._fill(node, undefined)
             elif undefined:
                 self.undefined.add(node)
+
+    def _is_constant_sum(self, node: Node) -> bool:
+        """Whether a gradient that reads no other, as that of `x ** 0`, is added to an undefined one, by autograd."""
+        return OWN_BACKWARD not in node.meta and _find_summand(node, self.undefined) is not None
 
     def _find_called(self, graph: Graph) -> set[int]:
         """The users' own backwards that are called, since a gradient comes to them. They get zeros for undefined ones."""
@@ -170,18 +176,22 @@ class _Sides:
             node.replace_all_uses_with(summand)
             return
         for operand in undefined:
+            if _is_factory(operand):
+                continue
             if operand not in self.filled:
                 self.filled[operand] = _make_zeros(operand)
             node.replace_input_with(operand, self.filled[operand])
 
 
 def _read_by(node: Node) -> list[Node]:
-    """The nodes whose elements a node reads."""
-    op = node.target
-    if node.op != "call_function" or isinstance(node.meta.get("val"), _NUMBERS):
-        return []
-    is_factory = isinstance(op, OpOverload) and _FACTORY.match(op.overloadpacket.__name__)
-    return [] if is_factory else node.all_input_nodes
+    """The nodes that a node reads, but for sizes."""
+    reads_sizes = node.op != "call_function" or isinstance(node.meta.get("val"), _NUMBERS)
+    return [] if reads_sizes else node.all_input_nodes
+
+
+def _is_factory(node: Node) -> bool:
+    """Whether a node has no element of its operand's, and is no zeros."""
+    return isinstance(node.target, OpOverload) and bool(_FACTORY.match(node.target.overloadpacket.__name__))
 
 
 def _find_summand(node: Node, undefined: Collection[Node]) -> Node | None:

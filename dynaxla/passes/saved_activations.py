@@ -14,13 +14,20 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
 from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, find_assertions
-from dynaxla.fx.edit import holds_tensors, is_view
+from dynaxla.fx.edit import holds_tensors, insert_before, is_view
 from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.pooled_maxima import find_maxima_again
 from dynaxla.passes.shared_seeds import share_seeds
 from dynaxla.targets.target import Target
-from dynaxla.torch_api.aot import default_partition, is_backward, is_forward, mark_backward, pair_replayed_draws
+from dynaxla.torch_api.aot import (
+    default_partition,
+    is_backward,
+    is_forward,
+    is_recomputed,
+    mark_backward,
+    pair_replayed_draws,
+)
 from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.overloads import OpOverload, parameters
 from dynaxla.types import SAVED, SOURCE
@@ -33,6 +40,7 @@ _ATTENTION_BACKWARD = (
 )
 _MASK = 4
 """The place of the mask of `internal.ATTENTION_BACKWARD`; torch's op takes it by name."""
+_NORM, _IS_TRAINING, _NEW_STATISTICS = aten._native_batch_norm_legit_functional.default, 5, (3, 4)
 _KEEP_NUMBERS = (aten.where.self, aten.expand.default, aten._to_copy.default, aten.clone.default)
 
 
@@ -59,6 +67,7 @@ def partition_saving_padded(
         placement.rewrite_joint(joint.graph, num_fwd_outputs)
     share_seeds(joint.graph)
     _skip_detach(joint.graph)
+    _normalize_apart(joint.graph)
     find_maxima_again(joint.graph)
     target = None if find_target is None else find_target(find_device(joint))
     _merge_in_the_backward(joint.graph, fixed=target is not None and target.fuses_short_of_reshapes)
@@ -90,6 +99,32 @@ def _skip_detach(graph: Graph) -> None:
         node.replace_all_uses_with(node.args[0], lambda user: user.op == "call_function")
         if not node.users:
             graph.erase_node(node)
+
+
+def _normalize_apart(graph: Graph) -> None:
+    """A batch norm in a checkpoint, which the backward computes again, reads no running statistics there, but zeros: its result
+    does not depend on them, and torch refuses a backward that reads what the forward has written to."""
+    for node in graph.find_nodes(op="call_function", target=_NORM):
+        new = {user: user.args[1] in _NEW_STATISTICS for user in node.users}
+        values = [node.meta["val"][i] for i in _NEW_STATISTICS]
+        is_fixed = all(isinstance(size, int) for value in values for size in value.shape)
+        if not (node.args[_IS_TRAINING] and is_recomputed(node) and is_fixed and any(new.values())):
+            continue
+        zeros = [_fill_zeros(node, value) for value in values]
+        with graph.inserting_before(node):
+            made = graph.call_function(_NORM, (*node.args[:3], *zeros, *node.args[_IS_TRAINING:]))
+        made.meta = dict(node.meta)
+        for user in [user for user, is_new in new.items() if not is_new]:
+            user.replace_input_with(node, made)
+
+
+def _fill_zeros(node: Node, value: torch.Tensor) -> Node:
+    settings: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    with mode_of(value):
+        zeros = torch.zeros(value.shape, **settings)
+    made = insert_before(node, aten.full.default, (list(value.shape), 0.0), settings, zeros)
+    made.meta = {**node.meta, "val": zeros}  # it is recomputed, too
+    return made
 
 
 def _save_channels_last(forward: GraphModule, backward: GraphModule) -> None:

@@ -305,7 +305,12 @@ _VARIABLE = re.compile(r"^[LG]\[[^]]*\]\.?")
 
 def is_checkpointed(graph: Graph) -> bool:
     """Whether a checkpoint recomputes values of a joint graph in the backward. Relies on `meta["recompute"]`."""
-    return any("recompute" in node.meta for node in graph.nodes)
+    return any(map(is_recomputed, graph.nodes))
+
+
+def is_recomputed(node: Node) -> bool:
+    """Whether a checkpoint recomputes a value of a joint graph in the backward. Relies on `meta["recompute"]`."""
+    return "recompute" in node.meta
 
 
 def save_always(node: Node) -> None:

@@ -167,7 +167,7 @@ def test_a_node_can_be_put_into_the_backward() -> None:
     assert len(backward.graph.find_nodes(op="call_function", target=aten.view.default)) == 1
 
 
-@boundary("aot.is_checkpointed", "aot.save_always")
+@boundary("aot.is_checkpointed", "aot.is_recomputed", "aot.save_always")
 def test_what_a_checkpoint_computes_again_may_be_saved() -> None:
     def function(x: Tensor) -> Tensor:
         return checkpoint(lambda x: x.exp().sin(), x, use_reentrant=False)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dynaxla.torch_api import aot, undefined_gradients
+from dynaxla.torch_api import aot, own_backwards, undefined_gradients
 from dynaxla.torch_api.undefined_gradients import Undefined
 from tests.torch_api.boundary import boundary
 
@@ -112,3 +112,39 @@ def test_what_is_of_a_users_own_backward() -> None:
     torch.compile(function, backend=backend)(x).sum().backward()
     assert sorted(backend.own) == ["tanh", "tanh_1"]
     assert len(set(backend.own.values())) == 2
+
+
+class Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x * 2, y.long()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return ctx.saved_tensors[0], gradients[0] * 2
+
+
+@boundary("own_backwards.tie_own_gradients")
+def test_gradients_of_users_that_read_none_are_tied_to_those_that_come() -> None:
+    graphs: list[GraphModule] = []
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        own_backwards.tie_own_gradients(module)
+        graphs.extend(each for name, each in module.named_modules() if name.startswith(("bwd_body", "hook_body")))
+        return aot.aot_autograd(fw_compiler=lambda each, _: aot.box_function(lambda args: list(each(*args))))(
+            module, inputs
+        )
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        first, second = Given.apply(x, y)  # type: ignore[no-untyped-call]
+        product = first * second
+        product.register_hook(torch.ones_like)
+        return product
+
+    x, y = torch.full((3,), 4.0, requires_grad=True), torch.ones(3, requires_grad=True)
+    torch.compile(function, backend=backend)(x, y).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [4, 4, 4]
+    tied = {len(each.graph.find_nodes(op="call_function", target=torch.where)) for each in graphs}
+    assert tied == {0, 1}  # a hook that gives ones like what comes reads it

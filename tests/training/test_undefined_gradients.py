@@ -95,7 +95,75 @@ def own_twice(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (second, *Doubled.apply(first.exp()))  # type: ignore[no-untyped-call]
 
 
-FUNCTIONS = (logarithm, parts, rows, written, looked_up, branches, recomputed, viewed, own, own_twice)
+class Prepared(torch.autograd.Function):
+    """As losses that compute their gradient in the forward: `backward` reads none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.sign())
+        return x.abs().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return ctx.saved_tensors[0]  # type: ignore[no-any-return]
+
+
+class Added(torch.autograd.Function):
+    """As an auxiliary loss of a router: it gives x, and its second gradient is ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.ones(1)
+
+
+class Paired(torch.autograd.Function):
+    """The gradient of each result goes to an input of its own, or to both."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, y)
+        return x * y, x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = gradients
+        x, y = ctx.saved_tensors
+        return first * y + second * x.exp(), first * x
+
+
+def prepared(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return Prepared.apply(x), x.log(), Prepared.apply(y * 2)  # type: ignore[no-untyped-call]
+
+
+def added(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return Added.apply(y * 3, x.exp().sum().view(1)), x.sqrt(), y * x  # type: ignore[no-untyped-call]
+
+
+def paired(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    first, second = Paired.apply(x, y)  # type: ignore[no-untyped-call]
+    return first.log(), second, y.log()
+
+
+def hooked(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x * 3
+    if z.requires_grad:
+        z.register_hook(torch.ones_like)
+    return z * 2, x.log(), y * x
+
+
+def without_slope(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of zeros, whatever comes."""
+    return torch.copysign(y, x), x.sin(), x**0 + y
+
+
+FUNCTIONS = (
+    *(logarithm, parts, rows, written, looked_up, branches, recomputed, viewed),
+    *(own, own_twice, prepared, added, paired, hooked),
+)
 USES = [used for count in (1, 2) for used in combinations(range(3), count)]
 
 
@@ -107,6 +175,13 @@ def test_gradients_are_eagers(function: Function, dynamic: bool, recorder: Recor
     with recorder.expect(eager_ops=0):
         for used in USES:
             assert_as_eager(function, compiled, [x, x.flip(0)], used)
+
+
+@pytest.mark.parametrize("used", [(0,), (0, 1), (0, 1, 2), (1, 2)])
+def test_gradients_that_are_zeros_whatever_comes(used: tuple[int, ...]) -> None:
+    """Where no result of theirs is used, they are zeros, and None in eager: their formulas say nothing of what comes."""
+    compiled = torch.compile(without_slope, backend="dynaxla")
+    assert_as_eager(without_slope, compiled, [torch.ones(3), torch.ones(3)], used)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
