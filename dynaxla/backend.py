@@ -16,7 +16,7 @@ from dynaxla.bucketing.marked_dims import choose_policies
 from dynaxla.bucketing.size_buckets import SymbolPolicies
 from dynaxla.decompositions.choose_decompositions import GraphDecompositions, has_jagged_values, replace_composites
 from dynaxla.errors import DynaxlaError, make_raising
-from dynaxla.fx.edit import mark_modules, mark_own_backwards
+from dynaxla.fx.edit import mark_gradients, mark_modules
 from dynaxla.graph_builder import GraphBuilder, MakePartFor
 from dynaxla.observe.compile_timing import CapturedFunction
 from dynaxla.observe.graph_breaks import CaptureRecord, last_capture, many_captures, read_capture, read_capture_seconds
@@ -261,7 +261,7 @@ class GraphCompiler:
         mark_modules(module)
         if kind == "backward":
             drop_hidden_gradients(module.graph)
-            mark_own_backwards(module.graph)
+            mark_gradients(module.graph)
             saved, gradients = Saved(inputs=True, in_training=True), find_gradients(module.graph)
             return CapturedGraph(kind, module, known, saved=saved, gradients=gradients)
         if kind == "inference":

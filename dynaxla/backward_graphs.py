@@ -23,7 +23,7 @@ from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.modules import graph_module
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.undefined_gradients import Undefined
-from dynaxla.types import OWN_BACKWARD, BackwardInputs
+from dynaxla.types import GRADIENT_SUM, OWN_BACKWARD, BackwardInputs
 
 aten = torch.ops.aten
 
@@ -159,8 +159,8 @@ class _Sides:
                 self.undefined.add(node)
 
     def _is_constant_sum(self, node: Node) -> bool:
-        """Whether a gradient that reads no other, as that of `x ** 0`, is added to an undefined one, by autograd."""
-        return OWN_BACKWARD not in node.meta and _find_summand(node, self.undefined) is not None
+        """Whether a gradient that reads no other, as that of `x ** 0`, is added to an undefined one."""
+        return GRADIENT_SUM in node.meta and _find_summand(node, self.undefined) is not None
 
     def _find_called(self, graph: Graph) -> set[int]:
         """The users' own backwards that are called, since a gradient comes to them. They get zeros for undefined ones."""

@@ -100,6 +100,9 @@ OWN_BACKWARD = "dynaxla_own_backward"
 """On a node of a backward: a number of the call of a user's `autograd.Function` of whose `backward` it is. Set when AOTAutograd
 hands a backward over, and read where gradients are undefined."""
 
+GRADIENT_SUM = "dynaxla_gradient_sum"
+"""On a node of a backward: it is a sum of two gradients of one value, which autograd made. Set and read as `OWN_BACKWARD`."""
+
 ORIGIN = "origin"
 """Name of the part's node from which a static graph's node was made: the one runs in eager if the other fails to
 compile."""

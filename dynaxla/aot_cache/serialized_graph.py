@@ -23,9 +23,9 @@ from dynaxla.torch_api.fakes import disable_modes
 from dynaxla.torch_api.gc_guard import pause_collection
 from dynaxla.torch_api.graph_pickling import CannotPickle, dumps, loads
 from dynaxla.torch_api.modules import graph_module
-from dynaxla.types import OWN_BACKWARD, SOURCE, Saved
+from dynaxla.types import GRADIENT_SUM, OWN_BACKWARD, SOURCE, Saved
 
-_META = ("val", OWN_BACKWARD, *SOURCE)
+_META = ("val", OWN_BACKWARD, GRADIENT_SUM, *SOURCE)
 """The keys of nodes' `meta` that are kept; what `SAVED` says is in `SerializedGraph.saved`."""
 
 

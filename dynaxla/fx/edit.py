@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 
 from dynaxla.torch_api import fakes
-from dynaxla.torch_api.aot import find_own_backward, is_backward, module_path
+from dynaxla.torch_api.aot import find_own_backward, is_backward, is_gradient_sum, module_path
 from dynaxla.torch_api.overloads import UNSAFE_VIEWS, OpOverload, gives_view
-from dynaxla.types import IN_PLACE, KEPT_VIEW, MODULE_PATH, OWN_BACKWARD, SOURCE
+from dynaxla.types import GRADIENT_SUM, IN_PLACE, KEPT_VIEW, MODULE_PATH, OWN_BACKWARD, SOURCE
 
 aten = torch.ops.aten
 
@@ -78,13 +78,15 @@ def mark_modules(module: GraphModule) -> None:
         node.meta[MODULE_PATH] = f"{path}/backward".lstrip("/") if is_backward(node) else path
 
 
-def mark_own_backwards(backward: Graph) -> None:
-    """Writes into `meta[OWN_BACKWARD]` which nodes of a backward are of users' own, by calls, from 0."""
+def mark_gradients(backward: Graph) -> None:
+    """Writes into `meta[OWN_BACKWARD]` which nodes of a backward are of users' own, by calls, from 0, and marks its sums."""
     calls: dict[int, int] = {}
     for node in backward.nodes:
         call = find_own_backward(node)
         if call is not None:
             node.meta[OWN_BACKWARD] = calls.setdefault(call, len(calls))
+        if is_gradient_sum(node):
+            node.meta[GRADIENT_SUM] = True
 
 
 def has_memory(node: Node) -> bool:

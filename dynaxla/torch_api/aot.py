@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
 import torch._prims.rng_prims as rng_prims
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTInput, TangentAOTInput
@@ -282,6 +283,12 @@ def find_own_backward(node: Node) -> int | None:
     is_own = "autograd_backward" in node.meta and node.meta.get(PART_OF_JOINT) is None
     sources = node.meta.get("from_node") if is_own else None
     return sources[0].graph_id if sources else None
+
+
+def is_gradient_sum(node: Node) -> bool:
+    """Whether autograd made a node of a backward to add two gradients of one value. Relies on `meta["is_gradient_acc"]`, which
+    hooks have too."""
+    return node.target is torch.ops.aten.add.Tensor and bool(node.meta.get("is_gradient_acc"))
 
 
 def mark_backward(node: Node) -> None:

@@ -29,12 +29,14 @@ class Backend:
         undefined: what `find_undefined` gives while a backward is compiled.
         gradients: the positions that `find_gradients` gives.
         own: the numbers that `find_own_backward` gives, by the nodes' names.
+        sums: the names of the nodes of which `is_gradient_sum` holds.
         args: of the last call of a backward.
     """
 
     undefined: frozenset[int]
     gradients: tuple[int, ...]
     own: dict[str, int]
+    sums: list[str]
     args: list[Any]
 
     def __call__(self, module: GraphModule, inputs: Any) -> Any:
@@ -48,6 +50,7 @@ class Backend:
     def _compile_backward(self, module: GraphModule, _: Any) -> Any:
         self.undefined, self.gradients = undefined_gradients.find_undefined(), aot.find_gradients(module.graph)
         numbers = {node.name: aot.find_own_backward(node) for node in module.graph.nodes}
+        self.sums = [node.name for node in module.graph.nodes if aot.is_gradient_sum(node)]
         self.own = {name: number for name, number in numbers.items() if number is not None}
 
         def run(args: list[Any]) -> list[Any]:
@@ -148,3 +151,15 @@ def test_gradients_of_users_that_read_none_are_tied_to_those_that_come() -> None
     assert x.grad.tolist() == [4, 4, 4]
     tied = {len(each.graph.find_nodes(op="call_function", target=torch.where)) for each in graphs}
     assert tied == {0, 1}  # a hook that gives ones like what comes reads it
+
+
+@boundary("aot.is_gradient_sum")
+def test_sums_of_gradients() -> None:
+    backend = Backend()
+
+    def function(x: Tensor) -> Tensor:
+        x.register_hook(lambda gradient: gradient + 1)
+        return x.sin() + x.logcumsumexp(0)
+
+    torch.compile(function, backend=backend)(torch.ones(3, requires_grad=True) * 1).sum().backward()
+    assert len(backend.sums) == 1
