@@ -15,6 +15,7 @@ from dynaxla.custom_ops import internal
 from dynaxla.custom_ops.barrier import BARRIER, MATERIALIZE
 from dynaxla.custom_ops.constrain import CONSTRAIN, UNSHARD
 from dynaxla.custom_ops.max_pool_gradient import MAX_POOL2D_GRADIENT, MAX_POOL3D_GRADIENT
+from dynaxla.custom_ops.search_rows import SEARCH_ROWS
 from dynaxla.custom_ops.weighted_sums import WEIGHTED_SUMS
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -151,6 +152,14 @@ def _weighted_sums(draw: Draw) -> Iterator[Arguments]:
         yield _with(draw(2, 5), value), draw(3, 5), draw(3, 5) > -0.5
 
 
+def _search_rows(draw: Draw) -> Iterator[Arguments]:
+    for count, right, small in itertools.product((0, 1, 4, 6), (False, True), (False, True)):
+        rows = draw(3, 6).sort(1)[0]
+        yield rows, draw(3, 5), torch.tensor(count), right, small
+        yield rows[0], _with(draw(2, 3), math.nan), torch.tensor(count), right, small
+        yield _with(draw(6), math.nan), draw(4), torch.tensor(count), right, small
+
+
 _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     CONSTRAIN: _annotated("data;"),
     UNSHARD: _annotated("data"),
@@ -162,6 +171,7 @@ _MAKERS: dict[OpOverload, Callable[[Draw], Iterator[Arguments]]] = {
     MAX_POOL2D_GRADIENT: _max_pool(2),
     MAX_POOL3D_GRADIENT: _max_pool(3),
     WEIGHTED_SUMS: _weighted_sums,
+    SEARCH_ROWS: _search_rows,
     internal.ATTENTION: _attention,
     FLASH: _flash,
 }

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from dynaxla.bucketing.pad_rules import sort_and_scan as sort_and_scan_rules
+from dynaxla.custom_ops.search_rows import SEARCH_ROWS
 from dynaxla.ops.axes_and_dtypes import Scalar, constant
 from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_rank
@@ -17,15 +18,20 @@ aten = torch.ops.aten
 OPS = OpFamily()
 
 
-def insertion_points(sorted_values: jax.Array, values: jax.Array, right: bool) -> jax.Array:
+def insertion_points(
+    sorted_values: jax.Array, values: jax.Array, right: bool, count: jax.Array | None = None
+) -> jax.Array:
     """The insertion points of `values` in `sorted_values` (one row, or as many rows as `values`), by binary search as in torch.
 
     NaN goes to the end. Returns int64 of the shape of `values`.
+
+    Args:
+        count: how many elements of each row are searched; None: all.
     """
-    count = sorted_values.shape[-1]
-    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, count, jnp.int64)
-    for _ in range(count.bit_length()):
-        middle = jnp.minimum((low + high) // 2, count - 1)
+    size = sorted_values.shape[-1]
+    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, size if count is None else count, jnp.int64)
+    for _ in range(size.bit_length()):
+        middle = jnp.minimum((low + high) // 2, size - 1)
         if sorted_values.ndim == 1:
             probe = sorted_values.at[middle].get(mode="promise_in_bounds")
         else:
@@ -51,6 +57,13 @@ def searchsorted(
         rows = jnp.take_along_axis(rows, sorter, -1, mode="promise_in_bounds")
     both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
     found = insertion_points(rows.astype(both), x.astype(both), right or side == "right")
+    return found.astype(jnp.int32) if out_int32 else found
+
+
+@OPS.op(SEARCH_ROWS, dtypes=REAL_NUMBERS)
+def search_rows(rows: jax.Array, x: jax.Array, count: jax.Array, right: bool, out_int32: bool) -> jax.Array:
+    both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
+    found = insertion_points(rows.astype(both), x.astype(both), right, count)
     return found.astype(jnp.int32) if out_int32 else found
 
 

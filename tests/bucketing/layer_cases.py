@@ -250,6 +250,14 @@ ORDERS = [
         ints(None),
     ),
     case("search", "searchsorted", lambda x, b: torch.searchsorted(b.sort(1)[0], x), floats(3, 4), floats(3, None)),
+    case(
+        "search",
+        "searchsorted_special",
+        lambda x, b: torch.searchsorted(b.sort(1)[0], x, right=True),
+        special(3, 4),
+        special(3, None),
+    ),
+    case("search", "bucketize_of_any_order", lambda x, b: torch.bucketize(x, b), floats(7), floats(None)),
 ]
 WINDOWS = [
     case("avg_pool", "avg_pool", lambda x: F.avg_pool2d(x, (2, 1)), floats(2, 3, None, 3)),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
+from dynaxla.custom_ops.search_rows import SEARCH_ROWS
 from tests.ops.rule_check import Call, assert_agrees, check_opinfo, refusal, run_rules, targets_of
 
 aten = torch.ops.aten
@@ -90,6 +91,11 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.nonzero_static.default, (torch.tensor([1, 1, 1]),), {"size": 2, "fill_value": 5}),
     (aten.searchsorted.Tensor, (floats(1, 2, 2, 3), floats(2, NAN, INF, -INF, 0)), {}),
     (aten.searchsorted.Tensor, (floats(1, 2, 2, NAN), floats(2, NAN, INF)), {"side": "right", "out_int32": True}),
+    *(
+        (SEARCH_ROWS, (floats(1, 2, 2, NAN, 0), floats(2, NAN, INF), torch.tensor(count), right, right), {})
+        for count in (0, 3, 4, 5)
+        for right in (False, True)
+    ),
     (aten.searchsorted.Tensor, (floats(3, 1, 2), floats(2, 1.5)), {"sorter": torch.tensor([1, 2, 0])}),
     (aten.searchsorted.Tensor, (torch.tensor([], dtype=I64), torch.tensor([4])), {}),
     (aten.searchsorted.Scalar, (torch.tensor([1, 2, 4]), 2), {"right": True}),

@@ -11,7 +11,6 @@ from dynaxla.bucketing.argument_roles import LAYOUT, TRUE_SIZE, takes
 from dynaxla.bucketing.pad_rules.alignment import size_of_dim
 from dynaxla.bucketing.pad_rules.contiguous import flatten, move_to_front
 from dynaxla.bucketing.pad_rules.reductions import (
-    highest_value,
     lowest_value,
     make_results,
     reduced_shape,
@@ -28,6 +27,7 @@ from dynaxla.bucketing.padded_value import (
 )
 from dynaxla.bucketing.rule_context import RuleContext
 from dynaxla.bucketing.size_expressions import is_fixed
+from dynaxla.custom_ops.search_rows import SEARCH_ROWS
 
 aten = torch.ops.aten
 
@@ -151,7 +151,7 @@ def _middle(call: RuleContext, count: Node) -> Node:
 
 @takes()
 def search(call: RuleContext) -> PaddedValue:
-    """bucketize, searchsorted: padding of the sorted row is set to infinity; positions end at the true size."""
+    """bucketize, searchsorted: the true elements of the sorted row are searched, at the steps that their number gives."""
     names = ("boundaries", "self") if "boundaries" in call.given else ("sorted_sequence", "self")
     rows: PaddedValue = call[names[0]]
     wanted = call[names[1]]
@@ -161,10 +161,9 @@ def search(call: RuleContext) -> PaddedValue:
         raise Unpaddable("rows and values hold their real elements in different places")
     rows = move_to_front(call, rows, len(rows.dims) - 1)
     run = single_factor(rows.dims[-1])
-    # Infinity, not NaN: whether a search continues after a NaN depends on the side.
-    filled = call.build.mask(rows, [-1], highest_value(rows.meta.dtype))
-    node = call.same(**{names[0]: filled})
-    if not run.is_full:
-        size = call.build.emit(aten._to_copy.default, call.build.scalar(run.size), dtype=node.meta["val"].dtype)
-        node = call.build.emit(aten.minimum.default, node, size)
+    if run.is_full:
+        return call.result(call.same(**{names[0]: rows}), wanted.dims)
+    is_right = bool(call.get("right")) or call.get("side") == "right"
+    count, as_int32 = call.build.scalar(run.size), bool(call.get("out_int32"))
+    node = call.build.emit(SEARCH_ROWS, rows.node, wanted.node, count, is_right, as_int32)
     return call.result(node, wanted.dims)
