@@ -39,7 +39,7 @@ from dynaxla.torch_api.capture_cache import is_packaging
 from dynaxla.torch_api.dynamo import is_automatic_dynamic, is_fully_dynamic, make_recapture_error
 from dynaxla.torch_api.graph_writes import drop_inactive_dropouts, unsqueeze_written_expansions
 from dynaxla.torch_api.input_memory import InputMemory, drop_own_memory, find_input_memory
-from dynaxla.torch_api.own_backwards import tie_own_gradients
+from dynaxla.torch_api.own_backwards import hide_own_views, tie_own_gradients
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.torch_api.random_numbers import take_full_precision
 from dynaxla.torch_api.symbols import add_deferred_checks
@@ -154,6 +154,7 @@ class GraphCompiler:
             drop_inactive_dropouts(module)
             unsqueeze_written_expansions(module)
             tie_own_gradients(module)
+            hide_own_views(module)
             refused = capture_refusal(module) or (None if self._overridden else refuse_inputs(example_inputs))
             if refused is not None:
                 self._boundary.leave(refused, module)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._higher_order_ops.register_hook import register_hook_op
 from torch.fx import Graph, GraphModule, Node
+
+from dynaxla.torch_api.fakes import captured_value, memory_of
+from dynaxla.torch_api.graph_writes import find_parts, is_plain
 
 
 def tie_own_gradients(module: GraphModule) -> None:
@@ -21,14 +24,53 @@ def tie_own_gradients(module: GraphModule) -> None:
     first operands are `get_attr` nodes of graphs, and on the backward's first inputs being the gradients of the forward's
     first results.
     """
-    for owner in [each for each in module.modules() if isinstance(each, GraphModule)]:
+    for owner in find_parts(module):
         for node in owner.graph.find_nodes(op="call_function", target=autograd_function_apply):
             forward, backward = (_body(owner, each) for each in node.args[:2])
-            results: Any = forward.graph.output_node().args[0]
             others = node.kwargs["non_differentiable_idx"]
-            _tie(backward, [i for i in range(len(results[0])) if i not in others])
+            _tie(backward, [i for i in range(len(_results(forward))) if i not in others])
         for node in owner.graph.find_nodes(op="call_function", target=register_hook_op):
             _tie(_body(owner, node.args[1]), [0])
+
+
+def hide_own_views(module: GraphModule) -> None:
+    """Has AOTAutograd not see that what a user's function gives is its operand, or a view of it, where that is no input.
+
+    Of a result of the graph that is one, beside the operand, it makes the view again of the operand, and drops the `backward`:
+    of `y = x * 2; return y, Reversed.apply(y)` the gradient is not reversed. Of views of inputs it knows that they are of a
+    function. A write to the operand is no reason to see the view: eager raises where the view is used after it.
+
+    Relies on `autograd_function_apply` as `tie_own_gradients` does, and on `_unsafe_view`, which is no view to autograd.
+    """
+    given = (captured_value(node) for node in module.graph.find_nodes(op="placeholder"))
+    inputs = {memory_of(value) for value in given if is_plain(value)}
+    for owner in find_parts(module):
+        for node in owner.graph.find_nodes(op="call_function", target=autograd_function_apply):
+            operands = {memory_of(value) for each in node.args[2:] if is_plain(value := _value(each))}
+            _hide_views(_body(owner, node.args[0]), operands - inputs)
+
+
+def _hide_views(body: GraphModule, memory: Collection[int]) -> None:
+    """Hides that results of a graph are views of tensors of this memory."""
+    output = body.graph.output_node()
+    views = {each for each in _results(body) if is_plain(value := _value(each)) and memory_of(value) in memory}
+    for each in views:
+        with body.graph.inserting_before(output):
+            sizes = body.graph.call_method("size", (each,))
+            hidden = body.graph.call_function(torch.ops.aten._unsafe_view.default, (each, sizes))
+        output.replace_input_with(each, hidden)
+    if views:
+        body.recompile()
+
+
+def _results(body: GraphModule) -> Sequence[Any]:
+    """What the forward of a user's function gives; what it saves follows."""
+    returned: Any = body.graph.output_node().args[0]
+    return returned[0]  # type: ignore[no-any-return]
+
+
+def _value(operand: Any) -> Any:
+    return captured_value(operand) if isinstance(operand, Node) else None
 
 
 def _body(owner: GraphModule, node: Any) -> GraphModule:
@@ -67,4 +109,4 @@ def _find_readers(graph: Graph, given: Sequence[Node]) -> set[Node]:
 
 
 def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("example_value"), torch.Tensor)
+    return isinstance(captured_value(node), torch.Tensor)

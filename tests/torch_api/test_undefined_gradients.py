@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -163,3 +163,57 @@ def test_sums_of_gradients() -> None:
 
     torch.compile(function, backend=backend)(torch.ones(3, requires_grad=True) * 1).sum().backward()
     assert len(backend.sums) == 1
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].t() * 5
+
+
+def beside(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, Reversed.apply(y)  # type: ignore[no-untyped-call]
+
+
+def twice(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return Reversed.apply(y), Reversed.apply(y)[0]  # type: ignore[no-untyped-call]
+
+
+def turned(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, Turned.apply(y), Turned.apply(x)  # type: ignore[no-untyped-call]
+
+
+def of_inputs(x: Tensor) -> tuple[Tensor, ...]:
+    return Reversed.apply(x), Reversed.apply(x[0]), x * 2  # type: ignore[no-untyped-call]
+
+
+@boundary("own_backwards.hide_own_views")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [beside, twice, turned, of_inputs])
+def test_a_users_backward_of_a_view_is_called(function: Callable[[Tensor], tuple[Tensor, ...]], dynamic: bool) -> None:
+    found = []
+    for run in (function, torch.compile(function, backend="dynaxla", dynamic=dynamic)):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        results = run(x)
+        sum((i + 1) * each.sum() for i, each in enumerate(results)).backward()  # type: ignore[union-attr]
+        assert x.grad is not None
+        found.append(([(each.tolist(), each.stride()) for each in results], x.grad))
+    assert found[1][0] == found[0][0]
+    assert torch.equal(found[1][1], found[0][1])
