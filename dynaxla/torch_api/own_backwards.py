@@ -81,11 +81,11 @@ def _body(owner: GraphModule, node: Any) -> GraphModule:
 def _tie(body: GraphModule, positions: Sequence[int]) -> None:
     """Ties the results of a graph that read none of these inputs to them."""
     output, inputs = body.graph.output_node(), body.graph.find_nodes(op="placeholder")
-    given = [inputs[i] for i in positions]
+    given = [inputs[i] for i in positions if i < len(inputs) and _is_differentiable(inputs[i])]
     reading = _find_readers(body.graph, given)
     results: Any = output.args[0]
     listed = results if isinstance(results, (tuple, list)) else (results,)
-    free = {each for each in listed if isinstance(each, Node) and each not in reading and _is_tensor(each)}
+    free = {each for each in listed if isinstance(each, Node) and each not in reading and _is_differentiable(each)}
     if not free or not given:
         return
     with body.graph.inserting_before(output):
@@ -108,5 +108,7 @@ def _find_readers(graph: Graph, given: Sequence[Node]) -> set[Node]:
     return reading
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(captured_value(node), torch.Tensor)
+def _is_differentiable(node: Node) -> bool:
+    """Whether a node is a tensor that can be a gradient. What is given for a result that is none is None."""
+    value = captured_value(node)
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

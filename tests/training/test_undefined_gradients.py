@@ -140,6 +140,26 @@ class Paired(torch.autograd.Function):
         return first * y + second * x.exp(), first * x
 
 
+class Mixed(torch.autograd.Function):
+    """Results without gradients, among which are none, and a `backward` that reads none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: int) -> tuple[Any, ...]:
+        place = x.argmax()
+        ctx.mark_non_differentiable(place)
+        ctx.rows = x.shape[0]
+        return place, x * factor, x.shape[0], None, x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
+        return torch.ones(ctx.rows, 3), None
+
+
+def mixed(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    _, product, rows, _, exponential = Mixed.apply(x, 3)  # type: ignore[no-untyped-call]
+    return product * rows, x.log(), exponential * y
+
+
 def prepared(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return Prepared.apply(x), x.log(), Prepared.apply(y * 2)  # type: ignore[no-untyped-call]
 
@@ -167,7 +187,7 @@ def without_slope(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 FUNCTIONS = (
     *(logarithm, parts, rows, written, looked_up, branches, recomputed, viewed),
-    *(scanned, own, own_twice, prepared, added, paired, hooked),
+    *(scanned, own, own_twice, mixed, prepared, added, paired, hooked),
 )
 USES = [used for count in (1, 2) for used in combinations(range(3), count)]
 
