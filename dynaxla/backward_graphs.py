@@ -8,7 +8,7 @@ slope, and 0 * inf is NaN.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,7 +149,9 @@ class _Sides:
         called = self._find_called(graph)
         for node in list(graph.nodes):
             operands = _read_by(node)
-            undefined = self.undefined.intersection(operands)
+            undefined = [
+                each for each in operands if each in self.undefined
+            ]  # in order: it decides on keys of programs
             if not self.defined.isdisjoint(operands) or (undefined and node.meta.get(OWN_BACKWARD) in called):
                 self.defined.add(node)
                 self._fill(node, undefined)
@@ -171,7 +173,7 @@ class _Sides:
                 called.add(node.meta.get(OWN_BACKWARD, -1))
         return called
 
-    def _fill(self, node: Node, undefined: Collection[Node]) -> None:
+    def _fill(self, node: Node, undefined: Sequence[Node]) -> None:
         if undefined and (summand := _find_summand(node, undefined)) is not None:
             node.replace_all_uses_with(summand)
             return

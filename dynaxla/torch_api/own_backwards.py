@@ -53,8 +53,8 @@ def hide_own_views(module: GraphModule) -> None:
 def _hide_views(body: GraphModule, memory: Collection[int]) -> None:
     """Hides that results of a graph are views of tensors of this memory."""
     output = body.graph.output_node()
-    views = {each for each in _results(body) if is_plain(value := _value(each)) and memory_of(value) in memory}
-    for each in views:
+    views = [each for each in _results(body) if is_plain(value := _value(each)) and memory_of(value) in memory]
+    for each in dict.fromkeys(views):  # in order, as the key of a stored capture has it
         with body.graph.inserting_before(output):
             sizes = body.graph.call_method("size", (each,))
             hidden = body.graph.call_function(torch.ops.aten._unsafe_view.default, (each, sizes))
@@ -85,7 +85,7 @@ def _tie(body: GraphModule, positions: Sequence[int]) -> None:
     reading = _find_readers(body.graph, given)
     results: Any = output.args[0]
     listed = results if isinstance(results, (tuple, list)) else (results,)
-    free = {each for each in listed if isinstance(each, Node) and each not in reading and _is_differentiable(each)}
+    free = [each for each in listed if isinstance(each, Node) and each not in reading and _is_differentiable(each)]
     if not free or not given:
         return
     with body.graph.inserting_before(output):
@@ -94,7 +94,7 @@ def _tie(body: GraphModule, positions: Sequence[int]) -> None:
         for each in sums[1:]:
             other = body.graph.call_function(torch.ne, (each, 0))
             whether = body.graph.call_function(torch.logical_or, (whether, other))
-        for each in free:
+        for each in dict.fromkeys(free):
             tied = body.graph.call_function(torch.where, (whether, each, each))
             output.replace_input_with(each, tied)
     body.recompile()
