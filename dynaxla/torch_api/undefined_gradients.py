@@ -70,8 +70,9 @@ def leave_undefined() -> None:
 
     Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward` and
     `_bwd_fn` (called with a list of the list of gradients, the node, and the parts, of which the third is called with the node
-    and the list of the compiled backward's arguments), on a prologue that hands on what is no tensor, on `_bw_epilogue_fn`,
-    which makes DTensors of results, and on `grad_input_metas`, which has where.
+    and the list of the compiled backward's arguments), on `compiled_bw`, which is None before that is compiled, on a prologue
+    that hands on what is no tensor, on `_bw_epilogue_fn`, which makes DTensors of results, and on `grad_input_metas`, which has
+    where.
     """
     build = _Factory.build
 
@@ -112,7 +113,9 @@ def _leave_undefined(made: Any) -> None:
         undefined = [i for i, gradient in enumerate(gradients) if gradient is None]
         for i in undefined:
             gradients[i] = Undefined(ctx, i)
-        return run(arguments, ctx, prologue, add_states, _with_positions(compute) if undefined else compute, *rest)
+        if undefined and made.compiled_bw is None:
+            compute = _with_positions(compute)
+        return run(arguments, ctx, prologue, add_states, compute, *rest)
 
     made.forward, made._bwd_fn = staticmethod(run_forward), staticmethod(run_backward)
 
