@@ -86,8 +86,8 @@ def _tie(body: GraphModule, positions: Sequence[int]) -> None:
     results: Any = output.args[0]
     listed = results if isinstance(results, (tuple, list)) else (results,)
     free = [each for each in listed if isinstance(each, Node) and each not in reading and _is_differentiable(each)]
-    if not free or not given:
-        return
+    if not free or not given or len({captured_value(each).device for each in (*free, *given)}) > 1:
+        return  # autograd refuses a gradient of another device
     with body.graph.inserting_before(output):
         sums = [body.graph.call_function(torch.sum, (each,)) for each in given]
         whether = body.graph.call_function(torch.ne, (sums[0], 0))

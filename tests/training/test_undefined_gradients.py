@@ -122,7 +122,7 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients[0], torch.ones(1)
+        return gradients[0], torch.ones(1, device=gradients[0].device)
 
 
 class Paired(torch.autograd.Function):
@@ -147,12 +147,12 @@ class Mixed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, factor: int) -> tuple[Any, ...]:
         place = x.argmax()
         ctx.mark_non_differentiable(place)
-        ctx.rows = x.shape[0]
+        ctx.rows, ctx.device = x.shape[0], x.device
         return place, x * factor, x.shape[0], None, x.exp()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
-        return torch.ones(ctx.rows, 3), None
+        return torch.ones(ctx.rows, 3, device=ctx.device), None
 
 
 def mixed(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
