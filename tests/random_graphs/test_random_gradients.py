@@ -56,9 +56,11 @@ def check(program: Program) -> None:
 
 
 def _assert_near(mine: Tensor | None, eager: Tensor | None) -> None:
-    assert (mine is None) == (eager is None)
-    if mine is None or eager is None:
+    """Of results that nothing is differentiated of, formulas of zeros such as `copysign`'s give them where eager has None."""
+    if eager is None:
+        assert mine is None or not mine.any()
         return
+    assert mine is not None
     assert mine.dtype is eager.dtype
     scale = max(eager.abs().max().item(), 1e-3) if eager.numel() else 1.0
     torch.testing.assert_close(mine, eager, rtol=0, atol=RELATIVE.get(eager.dtype, 1e-3) * scale)
