@@ -32,6 +32,7 @@ from dynaxla.runtime_state import shared_here
 from dynaxla.targets.registry import find_target
 from dynaxla.torch_api.capture_cache import CachedCode, NotUsable, get_shared, is_packaging
 from dynaxla.torch_api.capture_state import find_fixed_floats, guard_floats, is_guarded_by_memory
+from dynaxla.torch_api.patches import apply_patches
 
 logger = logging.getLogger("dynaxla")
 
@@ -111,6 +112,7 @@ class CachedGraph(CachedCode):
         return self.content
 
     def __setstate__(self, content: bytes) -> None:
+        apply_patches()  # nothing asked for the backend where a package is loaded
         self.__init__(content, None)  # type: ignore[misc]
         recipe, self.bundle, stored, self.fixed_floats = unpack_content(content)
         self.stored = None if stored is None else deserialize_warm_start(stored)

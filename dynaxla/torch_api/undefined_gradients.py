@@ -16,6 +16,7 @@ from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
 from torch.distributed.tensor import DTensor
 
 from dynaxla.torch_api.capture_cache import CachedCode
+from dynaxla.torch_api.dynamo import find_undisabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ def leave_undefined() -> None:
 
 
 def _takes_undefined(spec: Any) -> bool:
-    is_own = _captures.get() or isinstance(spec.compiled_bw_func, CachedCode)
-    if not is_own or _dynamo_config.compiled_autograd:
+    is_loaded = isinstance(find_undisabled(spec.compiled_bw_func), CachedCode)
+    if not (_captures.get() or is_loaded) or _dynamo_config.compiled_autograd:
         return False
     parts = spec.maybe_subclass_meta
     return parts is None or (

@@ -120,6 +120,34 @@ def test_a_package_trains(tmp_path: Path, recorder: Recorder) -> None:
         step(11)
 
 
+UNUSED = """
+import json, sys, torch
+def several(x): return x * 2, x.log(), x.sqrt()
+if sys.argv[2] == "save":
+    example = torch.ones(3, requires_grad=True)
+    made = torch.compile(several, backend="dynaxla", fullgraph=True).aot_compile(((example,), {}))
+    made.save_compiled_function(sys.argv[1])
+    print("{}")
+else:
+    with open(sys.argv[1], "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    x = torch.zeros(3, requires_grad=True)
+    loaded(x)[0].sum().backward()
+    import dynaxla
+    metrics = dynaxla.read_metrics()
+    print(json.dumps({"gradient": x.grad.tolist(), "compiles": metrics.compiles, "loads": metrics.loads}))
+"""
+
+
+def test_a_package_whose_results_are_not_all_used(tmp_path: Path) -> None:
+    """It has the programs of a backward of all results; that of fewer is compiled."""
+    path = str(tmp_path / "package")
+    in_a_process(UNUSED, path, "save")
+    found = in_a_process(UNUSED, path, "load")
+    assert found["gradient"] == [2, 2, 2]
+    assert found["loads"] == 1
+
+
 @torch.no_grad()
 def test_a_package_keeps_its_buckets(tmp_path: Path) -> None:
     path, example, model = str(tmp_path / "package"), torch.randn(40, 6), nn.Linear(6, 3)
