@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynaxla.fx.edit import insert_before
+from dynaxla.fx.edit import call_before, insert_zeros
 from dynaxla.fx.graph_utils import copy_graph
 from dynaxla.isolation.forking import new_lock
 from dynaxla.passes.manager import CapturedGraph, GraphFunction
-from dynaxla.torch_api.fakes import mode_of
 from dynaxla.torch_api.modules import graph_module
 from dynaxla.torch_api.overloads import OpOverload
 from dynaxla.torch_api.undefined_gradients import Undefined
@@ -181,7 +180,7 @@ class _Sides:
             if _is_factory(operand):
                 continue
             if operand not in self.filled:
-                self.filled[operand] = _make_zeros(operand)
+                self.filled[operand] = _make_zeros(operand, node)
             node.replace_input_with(operand, self.filled[operand])
 
 
@@ -207,14 +206,10 @@ def _find_summand(node: Node, undefined: Collection[Node]) -> Node | None:
     return others[0] if value.dtype == result.dtype and value.shape == result.shape else None
 
 
-def _make_zeros(operand: Node) -> Node:
-    """Zeros of the shape of a value. Where sizes vary they are read of the value, which no program computes for that."""
+def _make_zeros(operand: Node, reader: Node) -> Node:
+    """Zeros of the shape of a value, in front of the first node that reads them. Where sizes vary they are read of the value,
+    which no program computes for that."""
     value = operand.meta["val"]
     if all(isinstance(size, int) for size in value.shape):
-        settings = {"dtype": value.dtype, "device": value.device}
-        with mode_of(value):
-            zeros = torch.zeros(value.shape, **settings)
-        return insert_before(operand.next, aten.full.default, (list(value.shape), 0), settings, zeros)
-    with mode_of(value):
-        zeros = torch.zeros_like(value)
-    return insert_before(operand.next, aten.zeros_like.default, (operand,), {}, zeros)
+        return insert_zeros(reader, value)
+    return call_before(reader.graph, reader, aten.zeros_like.default, (operand,))

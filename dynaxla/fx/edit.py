@@ -49,6 +49,14 @@ def insert_before(
     return made
 
 
+def insert_zeros(source: Node, value: torch.Tensor) -> Node:
+    """Zeros of the fixed shape, the dtype and the device of a fake value, in front of `source`."""
+    settings: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    with fakes.mode_of(value):
+        zeros = torch.zeros(value.shape, **settings)
+    return insert_before(source, aten.full.default, (list(value.shape), 0), settings, zeros)
+
+
 def replace(
     graph: Graph,
     node: Node,

@@ -55,13 +55,15 @@ def searchsorted(
     rows = sorted_sequence
     if sorter is not None:
         rows = jnp.take_along_axis(rows, sorter, -1, mode="promise_in_bounds")
-    both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
-    found = insertion_points(rows.astype(both), x.astype(both), right or side == "right")
-    return found.astype(jnp.int32) if out_int32 else found
+    return _search(rows, x, right or side == "right", out_int32)
 
 
 @OPS.op(SEARCH_ROWS, dtypes=REAL_NUMBERS)
 def search_rows(rows: jax.Array, x: jax.Array, count: jax.Array, right: bool, out_int32: bool) -> jax.Array:
+    return _search(rows, x, right, out_int32, count)
+
+
+def _search(rows: jax.Array, x: jax.Array, right: bool, out_int32: bool, count: jax.Array | None = None) -> jax.Array:
     both = JNP_DTYPES[torch.promote_types(torch_dtype(rows), torch_dtype(x))]
     found = insertion_points(rows.astype(both), x.astype(both), right, count)
     return found.astype(jnp.int32) if out_int32 else found

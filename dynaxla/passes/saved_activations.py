@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dynaxla.custom_ops import internal
 from dynaxla.decompositions.assertions import CHECK_FACTORIZATION, find_assertions
-from dynaxla.fx.edit import holds_tensors, insert_before, is_view
+from dynaxla.fx.edit import holds_tensors, insert_zeros, is_view
 from dynaxla.fx.graph_utils import find_device, is_determined
 from dynaxla.passes.parameter_shardings import InputPlacement
 from dynaxla.passes.pooled_maxima import find_maxima_again
@@ -110,21 +110,14 @@ def _normalize_apart(graph: Graph) -> None:
         is_fixed = all(isinstance(size, int) for value in values for size in value.shape)
         if not (node.args[_IS_TRAINING] and is_recomputed(node) and is_fixed and any(new.values())):
             continue
-        zeros = [_fill_zeros(node, value) for value in values]
+        zeros = [insert_zeros(node, value) for value in values]
+        for each in zeros:
+            each.meta = {**node.meta, "val": each.meta["val"]}  # they are recomputed, too
         with graph.inserting_before(node):
             made = graph.call_function(_NORM, (*node.args[:3], *zeros, *node.args[_IS_TRAINING:]))
         made.meta = dict(node.meta)
         for user in [user for user, is_new in new.items() if not is_new]:
             user.replace_input_with(node, made)
-
-
-def _fill_zeros(node: Node, value: torch.Tensor) -> Node:
-    settings: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-    with mode_of(value):
-        zeros = torch.zeros(value.shape, **settings)
-    made = insert_before(node, aten.full.default, (list(value.shape), 0.0), settings, zeros)
-    made.meta = {**node.meta, "val": zeros}  # it is recomputed, too
-    return made
 
 
 def _save_channels_last(forward: GraphModule, backward: GraphModule) -> None:

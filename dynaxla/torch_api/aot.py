@@ -173,9 +173,9 @@ def written_inputs(joint: Graph) -> frozenset[int]:
 
 
 def find_gradients(backward: Graph) -> tuple[int, ...]:
-    """Positions of a backward's inputs that are gradients of the forward's results.
+    """Positions of a backward's inputs that are gradients of the forward's results, but for those of tensor subclasses.
 
-    Relies on `meta["desc"]` of the placeholders: `TangentAOTInput`, or what a tensor subclass makes of one.
+    Relies on `meta["desc"]` of the placeholders: `TangentAOTInput`.
     """
     inputs = enumerate(backward.find_nodes(op="placeholder"))
     return tuple(i for i, node in inputs if isinstance(node.meta.get("desc"), TangentAOTInput))
