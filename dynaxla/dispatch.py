@@ -17,7 +17,7 @@ from dynaxla.programs.counted_calls import count_calls
 from dynaxla.programs.miss_policy import MissPolicy
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.programs.sharding_misses import RunProgram, serve_shardings
-from dynaxla.runtime.weight_residency import WriteTracker
+from dynaxla.runtime.write_tracking import WriteTracker
 from dynaxla.torch_api.gc_guard import pause_collection
 
 PartFunction = Callable[[Sequence[Any]], list[Any]]

@@ -29,7 +29,7 @@ from dynaxla.ops.table import OpRegistry, core_table
 from dynaxla.programs.miss_policy import FunctionPolicies
 from dynaxla.programs.part_programs import PartPrograms
 from dynaxla.runtime.executable_cache import ExecutableCache
-from dynaxla.runtime.weight_residency import WriteTracker
+from dynaxla.runtime.write_tracking import WriteTracker
 from dynaxla.torch_api.dynamo import compile_lock
 from dynaxla.torch_api.patches import apply_patches
 from dynaxla.versions import check_versions

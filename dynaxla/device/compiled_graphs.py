@@ -40,6 +40,8 @@ MOST_NUMBERS = 32
 class DeviceClient(DeviceTensors):
     """A client whose buffers are those of the device's tensors. It is the protocol `runtime.client.Client`."""
 
+    shares_host_memory = False
+
     def __init__(self, client: PjrtClient, memories: DeviceStorages, eager: OpDispatcher, copies: CopyKernels) -> None:
         self.platform = client.platform
         self.mesh_devices = client.mesh_devices

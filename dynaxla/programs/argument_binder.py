@@ -15,7 +15,8 @@ from dynaxla.programs.program import Program
 from dynaxla.programs.staged_arguments import StagedArguments, StagingPool
 from dynaxla.runtime.client import Buffer, Client, DeviceTensors, Executable, HeldWeights
 from dynaxla.runtime.host_padding import PaddedShape, pad, to_row_major
-from dynaxla.runtime.weight_residency import PartWeights, WeightResidency, WriteTracker, make_picker
+from dynaxla.runtime.weight_residency import PartWeights, WeightResidency, make_picker
+from dynaxla.runtime.write_tracking import WriteTracker
 
 
 class ArgumentBinder(ABC):

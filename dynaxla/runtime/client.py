@@ -37,6 +37,10 @@ class Executable(CompiledModule, Protocol):
         ...
 
 
+HOST_ALIGNMENT = 64
+"""The bytes to which PJRT wants host memory aligned that a buffer shares."""
+
+
 class HeldWeights(Protocol):
     """The weights of a part on the device, see `weight_residency.WeightResidency`."""
 
@@ -48,6 +52,9 @@ class Client(Protocol):
 
     platform: str
     """JAX's name of the platform that programs are lowered for: "cpu", "cuda", "tpu", or a plugin's name."""
+
+    shares_host_memory: bool
+    """Whether `to_buffer` shares the memory of a host tensor that is aligned to `HOST_ALIGNMENT`; else it copies each."""
 
     mesh_devices: Any
     """`mesh_devices.MeshDevices`, by which its programs are sharded; None where that cannot be."""

@@ -1,16 +1,12 @@
-"""Weights that stay on the device, and the detection of writes to them.
+"""Weights that stay on the device.
 
 A CPU buffer shares the weight's memory, so a write needs no action, and only a moved weight (a `.data` swap, a re-tied
 or reallocated weight) must be imported again: its data address changes. A value *derived* from a weight (a folded
-layout, a copy of a misaligned weight) must be derived again after any write, and autograd's version counter misses some:
-`weight.data.mul_(2)` does not change it. So a storage that a value was derived from is marked copy-on-write with a single
-owner. torch clears the mark at the first access that may write, through any alias, and with a single owner it neither
-copies nor moves the memory: the mark is an exact dirty bit.
+layout, a copy of a misaligned weight) must be derived again after any write (`write_tracking`).
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,77 +16,24 @@ import torch
 
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.runtime import xla
-from dynaxla.runtime.client import Buffer, Client, Executable
-from dynaxla.torch_api.storages import data_address, is_marked, mark, storage_key, version_of
-
-
-class _Cell:
-    """The number of writes detected on one storage."""
-
-    __slots__ = ("__weakref__", "writes")
-
-    def __init__(self) -> None:
-        self.writes = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WriteStamp:
-    """The state of a tensor's memory at one moment. It keeps the storage alive, so that its address is not reused."""
-
-    address: int
-    storage: torch.UntypedStorage
-    cell: _Cell
-    writes: int
-    version: int | None
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor still has the stamped memory and it was not written since."""
-        if data_address(tensor) != self.address:
-            return False
-        if self.version is not None:
-            return version_of(tensor) == self.version
-        return is_marked(tensor) and self.cell.writes == self.writes
-
-
-class WriteTracker:
-    """Stamps tensors, to detect writes. One per process: two users of a storage must agree on its number of writes."""
-
-    def __init__(self) -> None:
-        self._cells: dict[int, _Cell] = {}
-        self._lock = new_lock()
-
-    def stamp(self, tensor: torch.Tensor) -> WriteStamp:
-        """Stamps a tensor's memory.
-
-        A storage that cannot be marked (memory that torch does not own: numpy arrays, shared memory, memory maps) is
-        tracked by the version counter instead, which misses writes through `.data` and by other owners.
-        """
-        storage = tensor.untyped_storage()
-        with self._lock:
-            cell = self._cells.get(storage_key(storage))
-            if cell is None:
-                cell = self._cells[storage_key(storage)] = _Cell()
-                weakref.finalize(storage, self._cells.pop, storage_key(storage), None)
-            marked = is_marked(tensor)
-            if not marked:
-                cell.writes += 1
-                marked = mark(tensor)
-            version = None if marked else _version(tensor)
-            return WriteStamp(data_address(tensor), storage, cell, cell.writes, version)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else version_of(tensor)
+from dynaxla.runtime.client import HOST_ALIGNMENT, Buffer, Client, Executable
+from dynaxla.runtime.write_tracking import WriteStamp, WriteTracker, move_mapped
+from dynaxla.torch_api.storages import data_address
 
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """The buffers of one set of weights."""
+    """The buffers of one set of weights.
+
+    Attributes:
+        left: storages of weights that were moved.
+    """
 
     addresses: tuple[int, ...]
     stamps: tuple[tuple[int, WriteStamp], ...]
     imported: dict[int, Buffer]
     buffers: list[Buffer]
+    left: Sequence[torch.UntypedStorage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +110,7 @@ class WeightResidency:
             return binding.buffers
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:
+        left = move_mapped([held[i] for i in self._held.read if i < weights and self._derives(i, held[i])])
         # The addresses are read first, so that a weight that moves during the binding differs at the next call.
         addresses = tuple(map(data_address, held))
         buffers = {i: self._import(i, held[i], addresses[i]) for i in self._held.read}
@@ -174,7 +118,15 @@ class WeightResidency:
         followed = sorted(i for i in {*copied, *self._held.folded} if i < weights)
         stamps = tuple((i, self._watch.stamp(held[i])) for i in followed)
         shared = {i: buffer for i, buffer in buffers.items() if i not in copied}
-        return _Binding(addresses[:weights], stamps, shared, self._held.take(buffers))
+        # What is derived is derived from the very values that later ones are compared with.
+        compared = {i: stamp.contents for i, stamp in stamps if stamp.contents is not None}
+        buffers.update((i, self._to_buffer(i, contents)) for i, contents in compared.items())
+        return _Binding(addresses[:weights], stamps, shared, self._held.take(buffers), left)
+
+    def _derives(self, index: int, weight: torch.Tensor) -> bool:
+        """Whether a value is derived from a weight: a folded one, or a copy of what a buffer cannot share."""
+        is_shared = self._client.shares_host_memory and data_address(weight) % HOST_ALIGNMENT == 0
+        return index in self._held.folded or not is_shared
 
     def _import(self, index: int, weight: torch.Tensor, address: int) -> Buffer:
         """Returns a buffer of the weight: the current buffer if it still shares the weight's memory, else a new one.
@@ -185,6 +137,12 @@ class WeightResidency:
         binding = self._binding
         if binding is not None and index in binding.imported and binding.addresses[index : index + 1] == (address,):
             return binding.imported[index]
+        buffer = self._to_buffer(index, weight)
+        if self._client.shares_memory(buffer, weight):
+            self._watch.count_buffer(buffer, weight)
+        return buffer
+
+    def _to_buffer(self, index: int, weight: torch.Tensor) -> Buffer:
         return self._client.to_buffer(self._held.row_major(index, weight).contiguous())
 
 

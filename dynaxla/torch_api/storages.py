@@ -57,6 +57,42 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
+def count_owners(storage: torch.UntypedStorage) -> int:
+    """How many hold a storage: tensors, exports such as numpy arrays, and the storage's Python object, which is the argument.
+
+    Relies on `torch._C._storage_Use_Count`.
+    """
+    owners: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    return owners
+
+
+def has_equal_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits: NaN equals itself, and -0 is not 0.
+
+    No dispatch mode sees it, by `torch.utils._python_dispatch._disable_current_modes`.
+    """
+    with _disable_current_modes():
+        return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize])
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def move_memory(tensor: torch.Tensor) -> None:
+    """Moves a dense tensor to new memory of torch's own. Its version stays, as nothing is written.
+
+    Relies on what `Tensor.data` does when it is set: graphs that have saved the tensor see the new memory.
+    """
+    tensor.data = tensor.detach().clone()
+
+
 def mark(tensor: torch.Tensor) -> bool:
     """Marks a tensor's storage copy-on-write, with one owner. Returns whether that was possible.
 

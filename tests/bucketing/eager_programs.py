@@ -67,6 +67,7 @@ class EagerClient:
     """Buffers are tensors, and never the caller's own, as if they lay on a device."""
 
     platform = "cpu"
+    shares_host_memory = False
     mesh_devices = None
 
     def to_buffer(self, tensor: Tensor) -> Any:

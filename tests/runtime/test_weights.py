@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dynaxla.observe.recorder import Recorder
-from dynaxla.runtime.weight_residency import WriteTracker, make_picker
+from dynaxla.runtime.weight_residency import make_picker
+from dynaxla.runtime.write_tracking import WriteTracker
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
@@ -90,6 +94,105 @@ def test_a_change_is_seen_without_recompiling(change: Callable[[nn.Sequential], 
             change(net)
             assert_close(compiled(x), net(x))
             assert_close(compiled(x), net(x))
+
+
+def _detach_into_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
+    return [parameter.detach().numpy() for parameter in net.parameters()]
+
+
+def _take_from_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
+    arrays = [parameter.detach().numpy().copy() for parameter in net.parameters()]
+    for parameter, array in zip(net.parameters(), arrays, strict=True):
+        parameter.data = torch.from_numpy(array)
+    return arrays
+
+
+def _share(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
+    """Another process may write to memory that is shared; here another tensor does."""
+    net.share_memory()
+    return [torch.from_file(*_file_of(p), dtype=p.dtype).view(p.shape).numpy() for p in net.parameters()]
+
+
+def _file_of(parameter: nn.Parameter) -> tuple[str, bool, int]:
+    _, handle, _ = parameter.untyped_storage()._share_filename_cpu_()
+    return f"/dev/shm{handle.decode()}", True, parameter.numel()
+
+
+def _load_mapped(net: nn.Sequential, folder: Path) -> list[torch.Tensor]:
+    """As `from_pretrained` of transformers does."""
+    save_file(net.state_dict(), folder / "net.safetensors")
+    net.load_state_dict(load_file(folder / "net.safetensors"), assign=True)
+    return [parameter.data for parameter in net.parameters()]
+
+
+def _load_mapped_and_hold(net: nn.Sequential, folder: Path) -> list[torch.Tensor]:
+    save_file(net.state_dict(), folder / "net.safetensors")
+    held = load_file(folder / "net.safetensors")
+    net.load_state_dict(held, assign=True)
+    return [tensor for tensor in held.values() if tensor.is_floating_point()]
+
+
+OTHER_OWNERS = (_detach_into_numpy, _take_from_numpy, _share, _load_mapped, _load_mapped_and_hold)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("make", OTHER_OWNERS, ids=lambda f: f.__name__)
+@torch.no_grad()
+def test_a_write_by_another_owner_of_the_memory_is_seen(
+    make: Callable[[nn.Sequential, Path], Sequence[Any]], late: bool, recorder: Recorder, tmp_path: Path
+) -> None:
+    net = _conv_net()
+    compiled = torch.compile(net, backend="dynaxla")
+    x = torch.randn(2, 3, 6, 6)
+    if late:
+        assert_close(compiled(x), net(x))
+    owners = make(net, tmp_path)
+    assert_close(compiled(x), net(x))
+    with recorder.expect(compiles=0, folds=0):
+        for _ in range(2):
+            for owner in owners:
+                owner *= 1.5
+                assert_close(compiled(x), net(x))
+                assert_close(compiled(x), net(x))
+        for parameter in net.parameters():
+            parameter.data += 1
+            assert_close(compiled(x), net(x))
+
+
+def test_comparisons_that_cost_time_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = WriteTracker()
+    for _ in range(5):
+        watch.stamp(torch.from_numpy(np.ones(1 << 16)))
+    assert [record.getMessage()[:7] for record in caplog.records] == ["weights"]
+
+
+@torch.no_grad()
+def test_weights_mapped_from_a_file_move_to_memory_whose_writes_are_seen(tmp_path: Path) -> None:
+    net = _conv_net()
+    save_file(net.state_dict(), tmp_path / "net.safetensors")
+    net.load_state_dict(load_file(tmp_path / "net.safetensors"), assign=True)
+    assert not net[0].weight.untyped_storage().resizable()
+    versions = [parameter._version for parameter in net.parameters()]
+    compiled = torch.compile(net, backend="dynaxla")
+    x = torch.randn(2, 3, 6, 6)
+    assert_close(compiled(x), net(x))
+    assert net[0].weight.untyped_storage().resizable()
+    assert [parameter._version for parameter in net.parameters()] == versions
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [(torch.float32, float("nan")), (torch.bfloat16, -0.0), (torch.complex128, 1j), (torch.bool, True)],
+)
+def test_contents_are_compared_by_their_bits(dtype: torch.dtype, fill: complex) -> None:
+    watch = WriteTracker()
+    weight = torch.full((3, 5), fill, dtype=dtype)
+    owner = weight.view(torch.float32 if dtype is torch.complex128 else dtype).view(torch.uint8).numpy()
+    stamp = watch.stamp(weight)
+    assert stamp.contents is not None
+    assert stamp.holds(weight)
+    owner[0, 0] ^= 1
+    assert not stamp.holds(weight)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dynaxla.torch_api import storages
 from tests.torch_api.boundary import boundary
@@ -48,6 +49,38 @@ def test_a_mark_lasts_until_the_first_write_by_whatever_alias() -> None:
 @boundary("storages.mark")
 def test_memory_that_torch_does_not_own_cannot_be_marked() -> None:
     assert not storages.mark(torch.from_numpy(np.ones(3)))
+
+
+@boundary("storages.count_owners")
+def test_owners_of_a_storage_are_tensors_exports_and_its_object() -> None:
+    x = nn.Parameter(torch.ones(4))
+    storage = x.untyped_storage()
+    alone = storages.count_owners(storage)
+    array = x.detach().numpy()
+    assert (alone, storages.count_owners(storage)) == (2, 3)
+    del array
+    assert storages.count_owners(storage) == alone
+
+
+@boundary("storages.has_equal_bytes")
+def test_equal_bytes_are_more_than_equal_numbers() -> None:
+    nan, zero = torch.full((2, 3), torch.nan), torch.zeros(2, 3)
+    assert storages.has_equal_bytes(nan, nan.t().contiguous().t())
+    assert not storages.has_equal_bytes(zero, -zero)
+    assert not storages.has_equal_bytes(zero.to(torch.complex128), -zero.to(torch.complex128))
+
+
+@boundary("storages.move_memory")
+def test_moved_memory_keeps_version_and_what_graphs_saved() -> None:
+    x = nn.Parameter(torch.from_numpy(np.arange(3.0)))
+    y = x**2
+    version, address = x._version, x.data_ptr()
+    storages.move_memory(x)
+    y.sum().backward()
+    assert (x._version, x.untyped_storage().resizable()) == (version, True)
+    assert x.data_ptr() != address
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 2.0, 4.0]
 
 
 @boundary("storages.storage_key")
