@@ -68,6 +68,9 @@ def test_equal_bytes_are_more_than_equal_numbers() -> None:
     assert storages.has_equal_bytes(nan, nan.t().contiguous().t())
     assert not storages.has_equal_bytes(zero, -zero)
     assert not storages.has_equal_bytes(zero.to(torch.complex128), -zero.to(torch.complex128))
+    i = torch.full((2, 3), 1j)
+    assert storages.has_equal_bytes(i.conj(), i.conj().resolve_conj())
+    assert storages.has_equal_bytes(i.conj().imag, -i.imag)
 
 
 @boundary("storages.move_memory")
