@@ -62,11 +62,12 @@ def _read_at(
         value = node.meta["val"]
         sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
-            expression = size_of(size) if isinstance(size, torch.SymInt) else 0
+            is_whole = isinstance(size, torch.SymInt)
+            expression = size_of(size) if is_whole or isinstance(size, (torch.SymFloat, torch.SymBool)) else 0
             if is_fixed(expression):
                 continue
             wanted.update(dict.fromkeys(expression.free_symbols, size))
-            source = None if argument is None else _source(expression, argument, dim)
+            source = _source(expression, argument, dim) if is_whole and argument is not None else None
             if source is not None:
                 found.setdefault(*source)
     return found, wanted

@@ -8,13 +8,16 @@ above all of theirs: who lowers may choose by a size (a loop from so many elemen
 that is none of these may be one number at some sizes alone. So is a number ambiguous that may as well be what an op computes of
 sizes: the end of an element's slice is its index and one, which is the length wherever the element is the last one.
 Whatever else follows a size (windows, divisors, a choice of ops) shows in the rest of the text, and such calls are lowered at
-every size. What this package itself does to a function by its sizes is done again. Functions of the user's bodies are never
-written.
+every size. It shows only if it differs between the examples: so two that agree in what an op may compute of their sizes, such
+as the number of elements that a mean divides by, determine nothing where the new sizes differ in it. What this package itself
+does to a function by its sizes is done again. Functions of the user's bodies are never written.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +40,8 @@ _BEYOND = 1 << 31
 _LEAST = 2  # sizes 0 and 1 are lowered otherwise: they broadcast, or are empty
 _MOST = 24  # examples of a kind that are kept
 _WITNESSES = 2
+_FUNCTIONS = (operator.add, operator.sub, operator.mul, operator.truediv)
+"""What an op may compute of two sizes, such as the scale of an interpolation."""
 
 aten = torch.ops.aten
 Values: TypeAlias = dict[tuple[int, int], int | None]
@@ -78,8 +83,9 @@ class CallSizes:
         groups: per tensor and per list, the range of its sizes in `sizes`.
         given: the places in `sizes` of what are arguments themselves: sizes, indices, shifts.
         products: the products of neighbouring sizes of every tensor and list, always in the same order.
-        derived: other numbers that an op may compute, always in the same order: those next to each product, and the sums and
-            differences of an argument and a size.
+        counts: the products of any sizes of a tensor or list, always in the same order: as many elements may be reduced to one.
+        derived: other numbers that an op may compute, always in the same order: those next to each product, the counts, and the
+            sums and differences of an argument and a size.
     """
 
     kind: str
@@ -87,10 +93,12 @@ class CallSizes:
     groups: tuple[tuple[int, int], ...]
     given: tuple[int, ...]
     products: tuple[int, ...] = field(init=False)
+    counts: tuple[int, ...] = field(init=False)
     derived: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "products", tuple(self._products()))
+        object.__setattr__(self, "counts", tuple(self._counts()))
         object.__setattr__(self, "derived", tuple(self._derived()))
 
     @classmethod
@@ -111,7 +119,13 @@ class CallSizes:
             for first in range(start, stop):
                 yield from itertools.accumulate(self.sizes[first:stop], int.__mul__)
 
+    def _counts(self) -> Iterator[int]:
+        for start, stop in self.groups:
+            for many in range(2, stop - start + 1):
+                yield from map(math.prod, itertools.combinations(self.sizes[start:stop], many))
+
     def _derived(self) -> Iterator[int]:
+        yield from self.counts
         for product in self.products:
             yield from (product - 1, product + 1)
         for place in self.given:
@@ -192,8 +206,9 @@ class ShapeTemplates:
 
 def _is_beyond(sized: CallSizes, examples: Sequence[_Example]) -> bool:
     """Whether a size, or a product of sizes, is outside of the range of all examples."""
-    known = [example.sized.products for example in examples]
-    return any(not min(each) <= c <= max(each) for c, *each in zip(sized.products, *known, strict=True))
+    known = [(*example.sized.products, *example.sized.counts) for example in examples]
+    wanted = (*sized.products, *sized.counts)
+    return any(not min(each) <= c <= max(each) for c, *each in zip(wanted, *known, strict=True))
 
 
 def _function(text: str, example: _Example, call: OpCall, finisher: FunctionFinisher) -> StablehloFunction | None:
@@ -215,11 +230,15 @@ def _written(one: _Example, other: _Example, sized: CallSizes) -> str | None:
 
 
 def _spans(one: CallSizes, other: CallSizes, wanted: CallSizes) -> bool:
-    """Whether the new sizes differ from the examples' only where the examples differ from one another."""
-    return all(
-        (a == b == c) or (a != b and min(a, b, c) >= _LEAST)
-        for a, b, c in zip(one.sizes, other.sizes, wanted.sizes, strict=True)
-    )
+    """Whether the new sizes, and what an op may compute of them, differ from the examples' only where the examples differ
+    from one another."""
+    columns = list(zip(one.sizes, other.sizes, wanted.sizes, strict=True))
+    if not all((a == b == c) or (a != b and min(a, b, c) >= _LEAST) for a, b, c in columns):
+        return False
+    pairs = itertools.combinations({(a, b, c) for a, b, c in columns if a != b}, 2)
+    computed = [map(function, *both) for both in pairs for function in _FUNCTIONS]
+    counts = zip(one.counts, other.counts, wanted.counts, strict=True)
+    return not any(a == b != c for a, b, c in itertools.chain(computed, counts))
 
 
 def _values(one: CallSizes, other: CallSizes, wanted: CallSizes) -> Values:

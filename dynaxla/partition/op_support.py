@@ -32,7 +32,7 @@ from dynaxla.torch_api.fakes import captured_value, get_view_base, is_given_fake
 from dynaxla.torch_api.graph_writes import writes_to_an_overlap
 from dynaxla.torch_api.input_memory import find_strided_inputs, writes_at_a_place
 from dynaxla.torch_api.overloads import HigherOrderOperator, OpOverload, base_name, results
-from dynaxla.torch_api.symbols import example
+from dynaxla.torch_api.symbols import example, is_read_value
 from dynaxla.torch_api.transforms import is_functional
 from dynaxla.types import DEVICE_TYPE, KEPT_VIEW
 
@@ -45,6 +45,7 @@ _FEWER_RESULTS = "return fewer results, or stack those that are differentiated b
 _CLONE = "call it with copies, x.clone()"
 _WRITE_TO_COPY = "write to a copy of it: .clone() or .contiguous()"
 _COPY = "return a copy of the view, or pass a copy of the expanded tensor: .clone()"
+_TAKES_VALUE = "it takes a number that was read"
 _FAILURES = {
     LoweringCrashed.id: ReasonId.LOWERING_CRASHED,
     LoweringTimeout.id: ReasonId.LOWERING_TIMEOUT,
@@ -79,11 +80,10 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
         return None
     if not values and isinstance(target, OpOverload):
         return _reason(node, ReasonId.READS_VALUE if results(target) else ReasonId.SIDE_EFFECT)
-    if not isinstance(target, OpOverload) and (inner := _wrapped(node)) is not None:
-        id = ReasonId.SIDE_EFFECT if target is torch.ops.higher_order.with_effects else _missing_record(inner)
-        return replace(_reason(node, id, f"torch calls it by {target}"), op=str(inner))
     if not isinstance(target, OpOverload):
-        return _reason(node, ReasonId.HIGHER_ORDER)
+        return _refuse_higher_order(node)
+    if any(is_read_value(operand.meta.get("val")) for operand in node.all_input_nodes):
+        return _reason(node, ReasonId.READS_VALUE, _TAKES_VALUE)
     record = table.get(target)
     if record is None:
         return _reason(node, _missing_record(target))
@@ -97,6 +97,13 @@ def refusal(node: Node, table: Mapping[OpOverload, Record], device: torch.device
         return _reason(node, ReasonId.UNSUPPORTED_CALL, f"it computes on {', '.join(away)}, the rest on {device}")
     message = record.check(node) if record.check is not None else None
     return _reason(node, ReasonId.UNSUPPORTED_CALL, message) if message else None
+
+
+def _refuse_higher_order(node: Node) -> FallbackReason:
+    if (inner := _wrapped(node)) is None:
+        return _reason(node, ReasonId.HIGHER_ORDER)
+    id = ReasonId.SIDE_EFFECT if node.target is torch.ops.higher_order.with_effects else _missing_record(inner)
+    return replace(_reason(node, id, f"torch calls it by {node.target}"), op=str(inner))
 
 
 def _joins(node: Node, device: torch.device) -> bool:

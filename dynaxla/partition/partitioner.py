@@ -17,6 +17,7 @@ from dynaxla.partition.op_support import is_assertion, is_size_arithmetic, is_si
 from dynaxla.partition.output_views import Aliases
 from dynaxla.programs.part_graphs import PartGraphs
 from dynaxla.programs.part_signature import PartIdentity, PartSignature
+from dynaxla.torch_api.symbols import is_read_value
 from dynaxla.types import IN_PLACE, BackwardInputs, Saved
 
 Refuse = Callable[[Node], FallbackReason | None]
@@ -41,6 +42,7 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     run_by_torch = {n for n in calls if is_size_check(n) or is_assertion(n) or IN_PLACE in n.meta}
     run_by_torch.update(*map(_arithmetic_of, filter(is_size_check, calls)))
+    run_by_torch.update(filter(_is_arithmetic_of_values, calls))
     refused = {n: reason for n in calls if n not in run_by_torch and (reason := refuse(n)) is not None}
     if not refused and all(map(is_assertion, run_by_torch)):
         return Partition(None, ())
@@ -57,6 +59,11 @@ def partition(module: GraphModule, refuse: Refuse) -> Partition:
     partitioner = CapabilityBasedPartitioner(copy, support, allows_single_node_partition=True)
     root = partitioner.fuse_partitions(_with_work(partitioner.propose_partitions()))
     return Partition(root, tuple(refused.values()))
+
+
+def _is_arithmetic_of_values(node: Node) -> bool:
+    """Whether a node computes with numbers that were read out of tensors: a part would be compiled for each of them."""
+    return is_size_arithmetic(node) and any(is_read_value(n.meta.get("val")) for n in (node, *node.all_input_nodes))
 
 
 def _arithmetic_of(check: Node) -> set[Node]:

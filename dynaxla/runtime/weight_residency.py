@@ -17,7 +17,7 @@ import torch
 from dynaxla.isolation.forking import new_lock, notify_after_fork
 from dynaxla.runtime import xla
 from dynaxla.runtime.client import HOST_ALIGNMENT, Buffer, Client, Executable
-from dynaxla.runtime.write_tracking import WriteStamp, WriteTracker, move_mapped
+from dynaxla.runtime.write_tracking import WriteStamp, WriteTracker, count_writes, move_mapped
 from dynaxla.torch_api.storages import data_address
 
 
@@ -111,12 +111,12 @@ class WeightResidency:
 
     def _bind(self, held: Sequence[torch.Tensor], weights: int) -> _Binding:
         left = move_mapped([held[i] for i in self._held.read if i < weights and self._derives(i, held[i])])
-        # The addresses are read first, so that a weight that moves during the binding differs at the next call.
-        addresses = tuple(map(data_address, held))
+        # These are read first, so that a weight that moves, or is written to, during the binding differs at the next call.
+        addresses, versions = tuple(map(data_address, held)), tuple(map(count_writes, held))
         buffers = {i: self._import(i, held[i], addresses[i]) for i in self._held.read}
         copied = {i for i, buffer in buffers.items() if not self._client.shares_memory(buffer, held[i])}
         followed = sorted(i for i in {*copied, *self._held.folded} if i < weights)
-        stamps = tuple((i, self._watch.stamp(held[i])) for i in followed)
+        stamps = tuple((i, self._watch.stamp(held[i], versions[i])) for i in followed)
         shared = {i: buffer for i, buffer in buffers.items() if i not in copied}
         # What is derived is derived from the very values that later ones are compared with.
         compared = {i: stamp.contents for i, stamp in stamps if stamp.contents is not None}

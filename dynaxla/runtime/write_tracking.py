@@ -29,6 +29,7 @@ from dynaxla.torch_api.storages import (
     mark,
     move_memory,
     storage_key,
+    version_of,
 )
 
 logger = logging.getLogger("dynaxla")
@@ -55,6 +56,7 @@ class WriteStamp:
 
     Attributes:
         contents: a copy of the tensor, where a mark does not see every write.
+        version: autograd's count of writes. A write that another thread had begun before the mark is counted when it ends.
     """
 
     address: int
@@ -62,6 +64,7 @@ class WriteStamp:
     cell: _Cell
     writes: int
     contents: torch.Tensor | None
+    version: int
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor still has the stamped memory and it was not written since."""
@@ -69,7 +72,12 @@ class WriteStamp:
             return False
         if self.contents is not None:
             return has_equal_bytes(tensor, self.contents)
-        return is_marked(tensor) and self.cell.writes == self.writes
+        return is_marked(tensor) and self.cell.writes == self.writes and count_writes(tensor) == self.version
+
+
+def count_writes(tensor: torch.Tensor) -> int:
+    """Autograd's count of writes to a tensor, which counts each when it ends; none of an inference tensor's is counted."""
+    return -1 if tensor.is_inference() else version_of(tensor)
 
 
 class WriteTracker:
@@ -80,8 +88,12 @@ class WriteTracker:
         self._lock = new_lock()
         self._compared = 0
 
-    def stamp(self, tensor: torch.Tensor) -> WriteStamp:
-        """Stamps a tensor's memory."""
+    def stamp(self, tensor: torch.Tensor, version: int) -> WriteStamp:
+        """Stamps a tensor's memory.
+
+        Args:
+            version: `count_writes` of it before its values were read.
+        """
         storage = tensor.untyped_storage()
         with self._lock:
             cell = self._cell(storage)
@@ -93,7 +105,7 @@ class WriteTracker:
             contents = None if is_exact else tensor.detach().clone()
             if contents is not None:
                 self._tell_compared(contents.nbytes)
-            return WriteStamp(data_address(tensor), storage, cell, cell.writes, contents)
+            return WriteStamp(data_address(tensor), storage, cell, cell.writes, contents, version)
 
     def _tell_compared(self, size: int) -> None:
         told, self._compared = self._compared >= _WORTH_TELLING, self._compared + size

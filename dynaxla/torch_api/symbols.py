@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import free_symbols, is_nested_int
+from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols, is_nested_int
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from dynaxla.torch_api.pytree import tree_leaves
@@ -48,6 +48,14 @@ def is_ragged(value: Any) -> bool:
 def varies(value: Any) -> bool:
     """Whether a number, or a tensor's shape, strides or offset, is symbolic. Relies on `free_symbols`."""
     return bool(free_symbols(value))
+
+
+def is_read_value(value: Any) -> bool:
+    """Whether a symbolic number is a float or a truth value that follows from one that was read out of a tensor, by `x.item()`,
+    and not from sizes alone. Relies on `free_symbols` and `free_unbacked_symbols`; symbols of sizes are integers."""
+    if isinstance(value, torch.SymBool):
+        return bool(free_unbacked_symbols(value))
+    return isinstance(value, torch.SymFloat) and not all(symbol.is_integer for symbol in free_symbols(value))
 
 
 def get_constant_value(size: torch.SymInt) -> int | None:

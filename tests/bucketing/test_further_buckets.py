@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx import Graph
+from torch.nn import functional as F
 
 import dynaxla
 from dynaxla.bucketing import padded_graph_builder
@@ -165,6 +166,67 @@ def test_functions_of_random_programs_are_those_that_would_be_lowered(
         for sizes in trials:
             compiled(*make_inputs(drawn.at(sizes).inputs))
     assert sum(distinct - lowered for distinct, lowered in functions_compared) > 20
+
+
+def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.mean((0, 2)), x.var((1, 3)), x.std((0, 2, 3)), F.batch_norm(x, None, None, training=True)
+
+
+def _norms(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.group_norm(x, 2), F.instance_norm(x), F.layer_norm(x, x.shape[1:]), F.rms_norm(x, x.shape[-1:])
+
+
+def _resized(x: torch.Tensor, to: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    return (
+        F.interpolate(x, to, mode="bilinear"),
+        F.interpolate(x, to, mode="bicubic", align_corners=True),
+        F.interpolate(x, to),
+        F.adaptive_avg_pool2d(x, to),
+        F.affine_grid(x[:, :1, 0, 0].repeat(1, 6).view(-1, 2, 3), [x.shape[0], 1, *to]),
+    )
+
+
+def _products(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    windows = torch.ones(x.shape[3], x.shape[1], 1, 1)
+    return F.conv2d(x, windows), torch.einsum("abcd,aecd->be", x, x), F.unfold(x, 2), x.transpose(1, 2).flatten(1)
+
+
+def _others(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    transformed = torch.fft.fftn(x, dim=(0, 2), norm="ortho").real
+    shifted = x.roll((1, 2), (0, 3)), F.avg_pool2d(x, 2, padding=1, count_include_pad=False)
+    return transformed, F.mse_loss(x, x * 2), x.cumsum(2), *shifted, F.pixel_shuffle(x, 2)
+
+
+COINCIDING = (_statistics, _norms, _products, _others)
+EVEN = (2, 4, 6, 8, 12, 16)
+
+
+def _compile_once(function: Callable[..., Any], *args: Any) -> None:
+    torch._dynamo.reset()
+    torch.compile(function, backend="dynaxla", dynamic=False)(*args)
+
+
+@pytest.mark.parametrize("function", COINCIDING, ids=lambda f: f.__name__[1:])
+@torch.no_grad()
+def test_a_number_that_is_equal_by_chance_is_not_kept(
+    function: Callable[..., Any], functions_compared: list[tuple[int, int]], full: bool
+) -> None:
+    """Sizes of which many products and quotients are equal: that of a mean over dims apart is written as one constant."""
+    random = Random(3)
+    if function is _statistics:
+        for shape in ((8, 6, 2, 2), (4, 6, 4, 2), (8, 12, 2, 2), (5, 6, 4, 2), (3, 12, 4, 2)):
+            _compile_once(function, torch.ones(shape))
+    for _ in range(40 if full else 6):
+        batch, height, width = random.choices(EVEN, k=3)
+        _compile_once(function, torch.ones(batch, random.choice((4, 8, 12)), height, width))
+
+
+@torch.no_grad()
+def test_a_scale_that_is_equal_by_chance_is_not_kept(functions_compared: list[tuple[int, int]], full: bool) -> None:
+    random = Random(3)
+    for _ in range(40 if full else 6):
+        height, width, *to = random.choices(EVEN, k=4)
+        _compile_once(_resized, torch.ones(2, 3, height, width), tuple(to))
 
 
 COMPUTED: dict[str, tuple[Callable[[torch.Tensor, int], torch.Tensor], tuple[tuple[int, int], ...]]] = {

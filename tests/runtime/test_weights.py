@@ -14,7 +14,7 @@ from torch import nn
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.weight_residency import make_picker
-from dynaxla.runtime.write_tracking import WriteTracker
+from dynaxla.runtime.write_tracking import WriteTracker, count_writes
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
@@ -162,7 +162,7 @@ def test_a_write_by_another_owner_of_the_memory_is_seen(
 def test_comparisons_that_cost_time_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     watch = WriteTracker()
     for _ in range(5):
-        watch.stamp(torch.from_numpy(np.ones(1 << 16)))
+        watch.stamp(torch.from_numpy(np.ones(1 << 16)), 0)
     assert [record.getMessage()[:7] for record in caplog.records] == ["weights"]
 
 
@@ -188,11 +188,26 @@ def test_contents_are_compared_by_their_bits(dtype: torch.dtype, fill: complex) 
     watch = WriteTracker()
     weight = torch.full((3, 5), fill, dtype=dtype)
     owner = weight.view(torch.float32 if dtype is torch.complex128 else dtype).view(torch.uint8).numpy()
-    stamp = watch.stamp(weight)
+    stamp = watch.stamp(weight, count_writes(weight))
     assert stamp.contents is not None
     assert stamp.holds(weight)
     owner[0, 0] ^= 1
     assert not stamp.holds(weight)
+
+
+@torch.no_grad()
+def test_a_write_of_another_thread_that_had_begun_is_seen_when_it_ends() -> None:
+    watch, weight = WriteTracker(), torch.zeros(4)
+    pointer = weight.numpy()
+    before = count_writes(weight)
+    stamp = watch.stamp(weight, before)
+    pointer[1] = 3
+    del pointer
+    assert not stamp.holds(weight)
+    marked = watch.stamp(weight, count_writes(weight))
+    assert marked.contents is None
+    torch._C._autograd._unsafe_set_version_counter((weight,), (weight._version + 1,))
+    assert not marked.holds(weight)
 
 
 @torch.no_grad()
@@ -299,14 +314,14 @@ def test_stamp_sees_every_kind_of_write_and_no_read() -> None:
     watch = WriteTracker()
     weight = nn.Parameter(torch.randn(4, 4))
     address = data_address(weight)
-    stamp = watch.stamp(weight)
+    stamp = watch.stamp(weight, count_writes(weight))
     with torch.no_grad():
         _ = weight + 1, weight.sum(), torch.nn.functional.linear(torch.ones(1, 4), weight), weight.t().contiguous()
     assert stamp.holds(weight)
     weight.data.zero_()
     assert not stamp.holds(weight)
     assert data_address(weight) == address  # following a weight never moves it
-    fresh = watch.stamp(weight)
+    fresh = watch.stamp(weight, count_writes(weight))
     assert fresh.holds(weight)
     assert not stamp.holds(weight)
 

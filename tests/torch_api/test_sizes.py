@@ -184,6 +184,25 @@ def test_bounds_of_operations_are_put_together() -> None:
     assert F.upper_bound(128 - S, {S: (2, 100)}) == 126
 
 
+@boundary("symbols.is_read_value")
+def test_numbers_that_are_read_are_told_from_sizes() -> None:
+    found: dict[str, bool] = {}
+
+    def note(module: GraphModule, inputs: Any) -> Any:
+        found.update(
+            {node.name: symbols.is_read_value(node.meta["val"]) for node in module.graph.nodes if "val" in node.meta}
+        )
+        return module.forward
+
+    def model(x: Tensor) -> tuple[Any, ...]:
+        read = x.mean().item()
+        return x.clamp(max=read), x.clamp(max=x.shape[0] / 3), read > 2, x.long().sum().item()
+
+    torch.compile(model, backend=aot_autograd(fw_compiler=note), dynamic=True, fullgraph=True)(torch.ones(7))
+    read = {name for name, is_read in found.items() if is_read}
+    assert {"_local_scalar_dense", "gt"} >= read >= {"_local_scalar_dense"}
+
+
 @boundary("symbols.add_deferred_checks")
 def test_a_number_that_a_check_takes_for_a_size_is_compared_with_it() -> None:
     """AOTAutograd writes the size for the number: in its own graph the check compares the size with itself."""
