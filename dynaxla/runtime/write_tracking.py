@@ -101,7 +101,7 @@ class WriteTracker:
                 cell.writes += 1
                 marked = mark(tensor)
             # The tensor itself is an owner, too, and so is the storage's Python object.
-            is_exact = marked and count_owners(storage) <= 2 + cell.buffers
+            is_exact = marked and count_owners(tensor) <= 2 + cell.buffers
             contents = None if is_exact else tensor.detach().clone()
             if contents is not None:
                 self._tell_compared(contents.nbytes)
@@ -143,7 +143,7 @@ def move_mapped(tensors: Sequence[torch.Tensor]) -> list[torch.UntypedStorage]:
         storage = tensor.untyped_storage()
         begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         is_private = any(low <= begin and end <= high for low, high in private)
-        if is_private and count_owners(storage) <= 2 and tensor.nbytes == storage.nbytes():
+        if is_private and count_owners(tensor) <= 2 and tensor.nbytes == storage.nbytes():
             move_memory(tensor)
             left.append(storage)
     return left

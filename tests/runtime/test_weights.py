@@ -100,6 +100,11 @@ def _detach_into_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
     return [parameter.detach().numpy() for parameter in net.parameters()]
 
 
+def _export(net: nn.Sequential, folder: Path) -> list[torch.Tensor]:
+    net[0].register_buffer("weight", net[0]._parameters.pop("weight").detach())
+    return [torch.from_dlpack(net[0].weight)]
+
+
 def _take_from_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
     arrays = [parameter.detach().numpy().copy() for parameter in net.parameters()]
     for parameter, array in zip(net.parameters(), arrays, strict=True):
@@ -132,7 +137,7 @@ def _load_mapped_and_hold(net: nn.Sequential, folder: Path) -> list[torch.Tensor
     return [tensor for tensor in held.values() if tensor.is_floating_point()]
 
 
-OTHER_OWNERS = (_detach_into_numpy, _take_from_numpy, _share, _load_mapped, _load_mapped_and_hold)
+OTHER_OWNERS = (_detach_into_numpy, _export, _take_from_numpy, _share, _load_mapped, _load_mapped_and_hold)
 
 
 @pytest.mark.parametrize("late", [False, True])
