@@ -97,12 +97,12 @@ class WriteTracker:
         storage = tensor.untyped_storage()
         with self._lock:
             cell = self._cell(storage)
-            if not (marked := is_marked(tensor)):
-                cell.writes += 1
-                marked = mark(tensor)
             # The tensor itself is an owner, too, and so is the storage's Python object.
-            is_exact = marked and count_owners(tensor) <= 2 + cell.buffers
-            contents = None if is_exact else tensor.detach().clone()
+            is_alone = count_owners(tensor) <= 2 + cell.buffers
+            if is_alone and not is_marked(tensor):
+                cell.writes += 1
+                mark(tensor)
+            contents = None if is_alone and is_marked(tensor) else tensor.detach().clone()
             if contents is not None:
                 self._tell_compared(contents.nbytes)
             return WriteStamp(data_address(tensor), storage, cell, cell.writes, contents, version)
