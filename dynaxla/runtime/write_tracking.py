@@ -98,7 +98,7 @@ class WriteTracker:
         with self._lock:
             cell = self._cell(storage)
             # The tensor itself is an owner, too, and so is the storage's Python object.
-            is_alone = count_owners(tensor) <= 2 + cell.buffers
+            is_alone = count_owners(storage) <= 2 + cell.buffers
             if is_alone and not is_marked(tensor):
                 cell.writes += 1
                 mark(tensor)
@@ -143,7 +143,7 @@ def move_mapped(tensors: Sequence[torch.Tensor]) -> list[torch.UntypedStorage]:
         storage = tensor.untyped_storage()
         begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         is_private = any(low <= begin and end <= high for low, high in private)
-        if is_private and count_owners(tensor) <= 2 and tensor.nbytes == storage.nbytes():
+        if is_private and count_owners(storage) <= 2 and tensor.nbytes == storage.nbytes():
             move_memory(tensor)
             left.append(storage)
     return left

@@ -57,14 +57,14 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def count_owners(tensor: torch.Tensor) -> int:
-    """How many hold a tensor's memory: tensors, numpy arrays and DLPack capsules made of it, and its storage's Python object.
+def count_owners(storage: torch.UntypedStorage) -> int:
+    """How many hold a storage: tensors, exports such as numpy arrays, and the storage's Python object, which is the argument.
 
-    Relies on `torch._C._storage_Use_Count` and `Tensor._use_count`: a capsule may hold the tensor itself. One that requires
-    gradients cannot be exported, and is held by autograd.
+    A DLPack capsule of a tensor that requires no gradients holds the tensor itself, and is not counted. Relies on
+    `torch._C._storage_Use_Count`.
     """
-    owners: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return owners if tensor.requires_grad else owners + tensor._use_count() - 1  # type: ignore[attr-defined]
+    owners: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    return owners
 
 
 def has_equal_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dynaxla.observe.recorder import Recorder
 from dynaxla.runtime.weight_residency import make_picker
-from dynaxla.runtime.write_tracking import WriteTracker, count_writes
+from dynaxla.runtime.write_tracking import WriteStamp, WriteTracker, count_writes
 from dynaxla.torch_api.storages import data_address
 from tests.tolerances import assert_close
 
@@ -100,11 +100,6 @@ def _detach_into_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
     return [parameter.detach().numpy() for parameter in net.parameters()]
 
 
-def _export(net: nn.Sequential, folder: Path) -> list[torch.Tensor]:
-    net[0].register_buffer("weight", net[0]._parameters.pop("weight").detach())
-    return [torch.from_dlpack(net[0].weight)]
-
-
 def _take_from_numpy(net: nn.Sequential, folder: Path) -> list[np.ndarray]:
     arrays = [parameter.detach().numpy().copy() for parameter in net.parameters()]
     for parameter, array in zip(net.parameters(), arrays, strict=True):
@@ -137,7 +132,7 @@ def _load_mapped_and_hold(net: nn.Sequential, folder: Path) -> list[torch.Tensor
     return [tensor for tensor in held.values() if tensor.is_floating_point()]
 
 
-OTHER_OWNERS = (_detach_into_numpy, _export, _take_from_numpy, _share, _load_mapped, _load_mapped_and_hold)
+OTHER_OWNERS = (_detach_into_numpy, _take_from_numpy, _share, _load_mapped, _load_mapped_and_hold)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -213,6 +208,22 @@ def test_a_write_of_another_thread_that_had_begun_is_seen_when_it_ends() -> None
     assert marked.contents is None
     torch._C._autograd._unsafe_set_version_counter((weight,), (weight._version + 1,))
     assert not marked.holds(weight)
+
+
+def test_weights_that_autograd_holds_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen weight is saved for the backward, where it is read in another layout."""
+    stamps: list[WriteStamp] = []
+    stamp = WriteTracker.stamp
+    monkeypatch.setattr(WriteTracker, "stamp", lambda *args: stamps.append(stamp(*args)) or stamps[-1])
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    net[2].requires_grad_(False)
+    compiled = torch.compile(net, backend="dynaxla")
+    for _ in range(3):
+        compiled(torch.randn(2, 3, 9, 9)).sum().backward()
+        with torch.no_grad():
+            net[0].weight.add_(0.1)
+    assert stamps
+    assert all(stamp.contents is None for stamp in stamps)
 
 
 @torch.no_grad()
