@@ -40,6 +40,7 @@ _BEYOND = 1 << 31
 _LEAST = 2  # sizes 0 and 1 are lowered otherwise: they broadcast, or are empty
 _MOST = 24  # examples of a kind that are kept
 _WITNESSES = 2
+_MOST_DIMS = 8
 _FUNCTIONS = (operator.add, operator.sub, operator.mul, operator.truediv)
 """What an op may compute of two sizes, such as the scale of an interpolation."""
 
@@ -121,7 +122,8 @@ class CallSizes:
 
     def _counts(self) -> Iterator[int]:
         for start, stop in self.groups:
-            for many in range(2, stop - start + 1):
+            rank = stop - start  # of a longer list, such as the sizes of a split, no op multiplies any
+            for many in range(2, rank + 1 if rank <= _MOST_DIMS else 0):
                 yield from map(math.prod, itertools.combinations(self.sizes[start:stop], many))
 
     def _derived(self) -> Iterator[int]:

@@ -19,7 +19,7 @@ from dynaxla.bucketing import padded_graph_builder
 from dynaxla.lowering.call_graph import OpCall, call_graph
 from dynaxla.lowering.function_cache import FunctionCache
 from dynaxla.lowering.function_table import FunctionTable
-from dynaxla.lowering.shape_templates import ShapeTemplates
+from dynaxla.lowering.shape_templates import CallSizes, ShapeTemplates
 from dynaxla.lowering.stablehlo_functions import FunctionFinisher, StablehloFunction
 from dynaxla.observe.compile_timing import CompileTiming
 from dynaxla.options import Options
@@ -227,6 +227,11 @@ def test_a_scale_that_is_equal_by_chance_is_not_kept(functions_compared: list[tu
     for _ in range(40 if full else 6):
         height, width, *to = random.choices(EVEN, k=4)
         _compile_once(_resized, torch.ones(2, 3, height, width), tuple(to))
+
+
+def test_a_long_list_of_sizes_has_no_products_of_any_of_them() -> None:
+    call = CallSizes("split", tuple(range(2, 102)), ((0, 96), (96, 100)), (0,))
+    assert len(call.counts) == 11
 
 
 COMPUTED: dict[str, tuple[Callable[[torch.Tensor, int], torch.Tensor], tuple[tuple[int, int], ...]]] = {
