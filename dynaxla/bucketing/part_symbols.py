@@ -16,7 +16,7 @@ from dynaxla.bucketing.size_buckets import BucketScheme, SizeSource, SymbolPolic
 from dynaxla.bucketing.size_expressions import is_fixed, is_varying, size_of
 from dynaxla.custom_ops.schema import arguments_of
 from dynaxla.torch_api.overloads import OpOverload
-from dynaxla.torch_api.symbols import get_replacement, upper_bound
+from dynaxla.torch_api.symbols import Symbolic, get_replacement, upper_bound
 
 
 def make_bucket_scheme(
@@ -63,7 +63,7 @@ def _read_at(
         sizes = [(i, s) for i, s in enumerate(value.shape)] if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, size in sizes:
             is_whole = isinstance(size, torch.SymInt)
-            expression = size_of(size) if is_whole or isinstance(size, (torch.SymFloat, torch.SymBool)) else 0
+            expression = size_of(size) if isinstance(size, Symbolic) else 0
             if is_fixed(expression):
                 continue
             wanted.update(dict.fromkeys(expression.free_symbols, size))

@@ -56,7 +56,8 @@ class WriteStamp:
 
     Attributes:
         contents: a copy of the tensor, where a mark does not see every write.
-        version: autograd's count of writes. A write that another thread had begun before the mark is counted when it ends.
+        version: autograd's count of writes, None for an inference tensor, which has none. A write that another thread had begun
+            before the mark is counted when it ends.
     """
 
     address: int
@@ -64,7 +65,7 @@ class WriteStamp:
     cell: _Cell
     writes: int
     contents: torch.Tensor | None
-    version: int
+    version: int | None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor still has the stamped memory and it was not written since."""
@@ -72,12 +73,14 @@ class WriteStamp:
             return False
         if self.contents is not None:
             return has_equal_bytes(tensor, self.contents)
-        return is_marked(tensor) and self.cell.writes == self.writes and count_writes(tensor) == self.version
+        if not is_marked(tensor) or self.cell.writes != self.writes:
+            return False
+        return self.version is None or version_of(tensor) == self.version
 
 
-def count_writes(tensor: torch.Tensor) -> int:
-    """Autograd's count of writes to a tensor, which counts each when it ends; none of an inference tensor's is counted."""
-    return -1 if tensor.is_inference() else version_of(tensor)
+def count_writes(tensor: torch.Tensor) -> int | None:
+    """Autograd's count of writes to a tensor, which counts each when it ends; None for an inference tensor."""
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 class WriteTracker:
@@ -88,7 +91,7 @@ class WriteTracker:
         self._lock = new_lock()
         self._compared = 0
 
-    def stamp(self, tensor: torch.Tensor, version: int) -> WriteStamp:
+    def stamp(self, tensor: torch.Tensor, version: int | None) -> WriteStamp:
         """Stamps a tensor's memory.
 
         Args:
