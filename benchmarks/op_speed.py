@@ -1,5 +1,6 @@
 """Measures single ops that XLA's own forms would make slow on the CPU, compiled and in eager: sorts, largest elements, medians,
-running sums, distances, trigonometric functions, powers, pooling, samples at a grid, writes to slices and gradients of slices.
+running sums, distances, trigonometric functions, powers, remainders, ops that are fused with no other one, pooling, samples at
+a grid, writes to slices and gradients of slices.
 
     python -m benchmarks.op_speed [--ops NAME ...] [--sizes ROWS,COLUMNS ...] [--dtypes float32 bfloat16]
 
@@ -82,6 +83,17 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tan": torch.tan,
     "atan2": lambda x: torch.atan2(x, x + 1),
     "pow": lambda x: x.abs() ** 2.5,
+    "exp2": torch.exp2,
+    "asin": lambda x: torch.asin(x * 0.2),
+    "softplus": F.softplus,
+    "logsigmoid": F.logsigmoid,
+    "logaddexp": lambda x: torch.logaddexp(x, x + 1),
+    "remainder": lambda x: x % 0.7,
+    "floor_divide": lambda x: x // 0.7,
+    "add": lambda x: x + x,
+    "negative": torch.neg,
+    "rsqrt": torch.rsqrt,
+    "norm": lambda x: x.norm(dim=-1),
     "max_pool": lambda x: pool(x, F.max_pool2d),
     "avg_pool": lambda x: pool(x, F.avg_pool2d),
     "max_pool_3": lambda x: max_places(x, 3),

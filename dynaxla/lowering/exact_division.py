@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from dynaxla.custom_ops.constrain import IN_REGION
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
+from dynaxla.runtime.executable_info import ANY_LAST_BIT
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -16,6 +17,7 @@ Operation: TypeAlias = Any
 Value: TypeAlias = Any
 Type: TypeAlias = Any
 
+_ATTRIBUTES = "mhlo.frontend_attributes"
 _STEPS = frozenset(
     "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
     "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
@@ -86,7 +88,12 @@ def keep_divisions(mlir: StablehloModules, module: Module, *, returned: bool) ->
 
 def _divisions(mlir: StablehloModules, module: Module) -> list[Operation]:
     found = (operation for operation in walk(module.operation) if operation.name == "stablehlo.divide")
-    return [division for division in found if _is_float(mlir, division)]
+    return [division for division in found if _is_float(mlir, division) and not _is_free(division)]
+
+
+def _is_free(division: Operation) -> bool:
+    """Whether the body that divides needs no last bit, see `ANY_LAST_BIT`."""
+    return _ATTRIBUTES in division.attributes and ANY_LAST_BIT in division.attributes[_ATTRIBUTES]
 
 
 def _is_float(mlir: StablehloModules, operation: Operation) -> bool:

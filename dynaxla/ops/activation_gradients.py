@@ -18,6 +18,7 @@ from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_all, check_half, check_one_dtype, check_slope
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.transcendental import softplus
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -145,7 +146,7 @@ def threshold_backward(grad_output: jax.Array, self: jax.Array, threshold: Numbe
 )
 def mish_backward(grad_output: jax.Array, self: jax.Array) -> jax.Array:
     def body(g: jax.Array, x: jax.Array) -> jax.Array:
-        t = jnp.tanh(jax.nn.softplus(x))
+        t = jnp.tanh(softplus(x))
         return g * (t + x * jax.nn.sigmoid(x) * (1 - t * t))
 
     return compute(body, grad_output, self)

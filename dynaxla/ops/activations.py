@@ -11,6 +11,7 @@ from jax import lax
 
 from dynaxla.bucketing.pad_rules import elementwise as elementwise_rules
 from dynaxla.bucketing.pad_rules import split_and_stack as split_and_stack_rules
+from dynaxla.ops import transcendental
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL, REAL_NUMBERS, WIDE_FLOATS
 from dynaxla.ops.eager_errors import check_number, check_numbers_fit
@@ -83,7 +84,11 @@ def celu(self: jax.Array, alpha: Number = 1.0) -> jax.Array:
 
 @OPS.op(aten.softplus.default, dtypes=FLOATS)
 def softplus(self: jax.Array, beta: Number = 1, threshold: Number = 20) -> jax.Array:
-    return compute(lambda x: jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta), self)
+    def run(x: jax.Array) -> jax.Array:
+        made = transcendental.softplus(x * beta)
+        return jnp.where(x * beta > threshold, x, made if beta == 1 else made / beta)
+
+    return compute(run, self)
 
 
 @OPS.op(aten.softshrink.default, dtypes=REAL, as_aten=decompose)
@@ -103,12 +108,12 @@ def threshold(self: jax.Array, threshold: Number, value: Number) -> jax.Array:
 
 @OPS.op(aten.mish.default, dtypes=FLOATS)
 def mish(self: jax.Array) -> jax.Array:
-    return compute(lambda x: x * jnp.tanh(jax.nn.softplus(x)), self)
+    return compute(lambda x: x * jnp.tanh(transcendental.softplus(x)), self)
 
 
 @OPS.op(aten.log_sigmoid_forward.default, dtypes=FLOATS, pad=elementwise_rules.elementwise, as_aten=decompose)
 def log_sigmoid_forward(self: jax.Array) -> tuple[jax.Array, jax.Array]:
-    output = compute(lambda x: jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x))), self)
+    output = compute(lambda x: jnp.minimum(x, 0) - transcendental.log1p(jnp.exp(-jnp.abs(x))), self)
     return output, compute(lambda x: jnp.exp(-jnp.abs(x)), self)
 
 

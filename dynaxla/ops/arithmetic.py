@@ -35,6 +35,7 @@ from dynaxla.ops.promotion import (
 )
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
+from dynaxla.ops.transcendental import logaddexp, logaddexp2
 from dynaxla.ops.vector_functions import atan2, on_cpu
 
 aten = torch.ops.aten
@@ -180,8 +181,8 @@ def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 OPS.op(aten.gcd.default, dtypes=INTEGERS_WITHOUT_BOOL)(elementwise(_gcd))
-OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(jnp.logaddexp))
-OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(jnp.logaddexp2))
+OPS.op(aten.logaddexp.default, dtypes=FLOATS)(elementwise(logaddexp))
+OPS.op(aten.logaddexp2.default, dtypes=FLOATS)(elementwise(logaddexp2))
 
 
 @OPS.op(aten.nextafter.default, dtypes=FLOATS)

@@ -12,9 +12,13 @@ from dynaxla.ops.dtypes import REAL, REAL_NUMBERS
 from dynaxla.ops.eager_errors import check_all, check_divisor, check_whole_quotient
 from dynaxla.ops.promotion import Operand, compute, result_dtype, round_to
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.vector_functions import fmod as fmod_float32
+from dynaxla.ops.vector_functions import on_cpu
 
 aten = torch.ops.aten
 OPS = OpFamily()
+rem = on_cpu(fmod_float32, lax.rem)
+"""The remainder of a quotient cut to a whole number, of arrays of one shape."""
 
 
 @OPS.op(aten.div.Tensor, aten.div.Scalar)
@@ -64,12 +68,12 @@ def remainder(self: Operand, other: Operand) -> jax.Array:
 @OPS.op(aten.fmod.Tensor, dtypes=REAL_NUMBERS)
 @OPS.op(aten.fmod.Scalar, check=check_divisor, dtypes=REAL)
 def fmod(self: Operand, other: Operand) -> jax.Array:
-    return compute(lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), self, other)
+    return compute(lambda a, b: rem(*jnp.broadcast_arrays(a, b)), self, other)
 
 
 def _python_mod(a: jax.Array, b: jax.Array) -> jax.Array:
     a, b = jnp.broadcast_arrays(a, b)
-    mod = lax.rem(a, b)
+    mod = rem(a, b)
     return jnp.where((mod != 0) & ((mod < 0) != (b < 0)), mod + b, mod)
 
 
@@ -83,7 +87,7 @@ def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
     if not jnp.issubdtype(a.dtype, jnp.floating):
         mod = lax.rem(a, b)
         return lax.div(a, b) - ((mod != 0) & ((mod < 0) != (b < 0))).astype(a.dtype)
-    mod = lax.rem(a, b)
+    mod = rem(a, b)
     quotient = (a - mod) / b
     quotient = jnp.where((mod != 0) & ((mod < 0) != (b < 0)), quotient - 1, quotient)
     floored = jnp.floor(quotient)

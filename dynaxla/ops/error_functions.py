@@ -18,6 +18,7 @@ from dynaxla.ops.chebyshev_fit import ChebyshevFit
 from dynaxla.ops.dtypes import REAL, WIDE_REAL
 from dynaxla.ops.promotion import inexact_elementwise
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.transcendental import log1p
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -83,7 +84,7 @@ def erfinv(x: Array) -> Array:
     """erfinv(x); of float32 by Giles' polynomials, with log(1 - x^2) as log(1 - x) + log(1 + x), which loses nothing near 1."""
     if x.dtype != jnp.float32:
         return jsp.erfinv(x)
-    w = -jnp.log1p(-jnp.abs(x)) - jnp.log1p(jnp.abs(x))
+    w = -log1p(-jnp.abs(x)) - log1p(jnp.abs(x))
     centre, tail = _polynomial(_ERFINV_CENTRE, w - 2.5), _polynomial(_ERFINV_TAIL, jnp.sqrt(w) - 3)
     return jnp.where(jnp.abs(x) == 1, x * jnp.inf, x * jnp.where(w < 5, centre, tail))
 
@@ -101,6 +102,6 @@ def log_ndtr(x: Array) -> Array:
 
     def of(x: Array) -> Array:
         t = x * math.sqrt(0.5)
-        return jnp.where(x < -1, jnp.log(erfcx(-t) / 2) - t * t, jnp.log1p(-erfc(t) / 2))
+        return jnp.where(x < -1, jnp.log(erfcx(-t) / 2) - t * t, log1p(-erfc(t) / 2))
 
     return inexact_elementwise(of)(x)  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ import torch
 from dynaxla.bucketing.pad_rules import grid_sampling as grid_sampling_rules
 from dynaxla.custom_ops import internal
 from dynaxla.ops.axes_and_dtypes import widen
+from dynaxla.ops.division import rem
 from dynaxla.ops.dtypes import FLOATS
 from dynaxla.ops.record import OpFamily
 
@@ -52,8 +53,8 @@ def reflect_with_slope(position: jax.Array, twice_low: int, twice_high: Size) ->
     distance = position - low
     slope = jnp.where(distance < 0, -1, 1).astype(position.dtype)
     distance = jnp.abs(distance)
-    extra, flips = jnp.fmod(distance, span), jnp.floor(distance / span)
-    even = jnp.fmod(flips, 2) == 0
+    extra, flips = rem(distance, span), jnp.floor(distance / span)
+    even = rem(flips, jnp.full_like(flips, 2)) == 0
     zeros = jnp.zeros_like(position)
     reflected = jnp.where(even, extra + low, span - extra + low)
     return jnp.where(is_point, zeros, reflected), jnp.where(is_point, zeros, jnp.where(even, slope, -slope))

@@ -21,6 +21,7 @@ from dynaxla.ops.dtypes import FLOATS, INEXACT, REAL
 from dynaxla.ops.eager_errors import check_labels, check_number, check_one_dtype
 from dynaxla.ops.promotion import compute
 from dynaxla.ops.record import OpFamily
+from dynaxla.ops.transcendental import log1p, softplus
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -142,7 +143,7 @@ def binary_cross_entropy(
 ) -> jax.Array:
     """Logarithms are clamped at -100, as in torch; torch raises for `x` outside 0 to 1."""
     p, y = widen(x), widen(target)
-    terms = (y - 1) * jnp.maximum(jnp.log1p(-p), -100) - y * jnp.maximum(jnp.log(p), -100)
+    terms = (y - 1) * jnp.maximum(log1p(-p), -100) - y * jnp.maximum(jnp.log(p), -100)
     return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
@@ -170,9 +171,8 @@ def binary_cross_entropy_with_logits(
     reduction: int = MEAN,
 ) -> jax.Array:
     z, y = widen(x), widen(target)
-    softplus = jnp.maximum(-z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))
     slope = 1 if pos_weight is None else (widen(pos_weight) - 1) * y + 1
-    terms = (1 - y) * z + slope * softplus
+    terms = (1 - y) * z + slope * softplus(-z)
     return apply_reduction(terms if weight is None else terms * widen(weight), reduction, x.dtype)
 
 
@@ -248,7 +248,7 @@ def huber_loss_backward(grad: jax.Array, x: jax.Array, target: jax.Array, reduct
 
 @OPS.op(aten.soft_margin_loss.default, check=check_one_dtype, dtypes=INEXACT, pad=losses_rules.loss, as_aten=decompose)
 def soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
-    terms = compute(lambda a, b: jnp.log1p(jnp.exp(-b * a)), x, target)
+    terms = compute(lambda a, b: log1p(jnp.exp(-b * a)), x, target)
     return apply_reduction(widen(terms), reduction, terms.dtype)
 
 

@@ -42,7 +42,29 @@ def exp(x: jax.Array) -> jax.Array:
 def _exp2(x: jax.Array) -> jax.Array:
     """exp2; XLA's multiplies a complex number by a complex logarithm, which makes infinities NaN."""
     logarithm = math.log(2)
-    return exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else jnp.exp2(x)
+    return exp(lax.complex(x.real * logarithm, x.imag * logarithm)) if jnp.iscomplexobj(x) else exp2(x)
+
+
+exp2 = on_cpu(vector_functions.exp2, jnp.exp2)
+log1p = on_cpu(vector_functions.log1p, jnp.log1p)
+
+
+def logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
+    """log(exp(a) + exp(b)), of floats."""
+    distance = jnp.abs(a - b)  # NaN between infinities of one sign, too
+    return jnp.where(jnp.isnan(distance), a + b, jnp.maximum(a, b) + log1p(jnp.exp(-distance)))
+
+
+def logaddexp2(a: jax.Array, b: jax.Array) -> jax.Array:
+    """log2(2 ** a + 2 ** b), of floats."""
+    distance = jnp.abs(a - b)
+    more = log1p(exp2(-distance)) * (1 / math.log(2))
+    return jnp.where(jnp.isnan(distance), a + b, jnp.maximum(a, b) + more)
+
+
+def softplus(x: jax.Array) -> jax.Array:
+    """log(1 + exp(x)), of floats."""
+    return jnp.maximum(x, 0) + log1p(jnp.exp(-jnp.abs(x)))
 
 
 def _keep_zeros(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
@@ -110,14 +132,14 @@ OPS.op(aten.expm1.default)(inexact_elementwise(jnp.expm1))
 OPS.op(aten.log.default)(inexact_elementwise(jnp.log))
 OPS.op(aten.log2.default)(inexact_elementwise(jnp.log2))
 OPS.op(aten.log10.default)(inexact_elementwise(jnp.log10))
-OPS.op(aten.log1p.default)(inexact_elementwise(jnp.log1p))
+OPS.op(aten.log1p.default)(inexact_elementwise(log1p))
 OPS.op(aten.sqrt.default)(inexact_elementwise(sqrt))
 OPS.op(aten.rsqrt.default)(inexact_elementwise(lax.rsqrt))
 OPS.op(aten.sin.default)(inexact_elementwise(on_cpu(vector_functions.sin, jnp.sin)))
 OPS.op(aten.cos.default)(inexact_elementwise(on_cpu(vector_functions.cos, jnp.cos)))
 OPS.op(aten.tan.default)(inexact_elementwise(on_cpu(vector_functions.tan, jnp.tan)))
-OPS.op(aten.asin.default)(inexact_elementwise(_read_zeros("imag", jnp.arcsin)))
-OPS.op(aten.acos.default)(inexact_elementwise(_read_zeros("imag", jnp.arccos, -1)))
+OPS.op(aten.asin.default)(inexact_elementwise(on_cpu(vector_functions.asin, _read_zeros("imag", jnp.arcsin))))
+OPS.op(aten.acos.default)(inexact_elementwise(on_cpu(vector_functions.acos, _read_zeros("imag", jnp.arccos, -1))))
 OPS.op(aten.atan.default)(inexact_elementwise(on_cpu(vector_functions.atan, _read_zeros("real", jnp.arctan))))
 OPS.op(aten.sinh.default, torch_mlir=(_FAR_FROM_ZERO,))(inexact_elementwise(_keep_zeros(_sinh)))
 OPS.op(aten.cosh.default, torch_mlir=(_FAR_FROM_ZERO,))(inexact_elementwise(_cosh))
@@ -265,7 +287,7 @@ def xlogy(self: Operand, other: Operand) -> jax.Array:
 @OPS.op(aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, dtypes=REAL, as_aten=decompose)
 @OPS.op(aten.special_xlog1py.self_scalar, dtypes=REAL)
 def xlog1py(self: Operand, other: Operand) -> jax.Array:
-    return compute(lambda x, y: _zero_times(x, y, jnp.log1p(y)), self, other, inexact=True)
+    return compute(lambda x, y: _zero_times(x, y, log1p(y)), self, other, inexact=True)
 
 
 def _zero_times(x: jax.Array, y: jax.Array, logarithm: jax.Array) -> jax.Array:

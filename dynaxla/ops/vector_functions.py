@@ -1,8 +1,9 @@
-"""Trigonometric functions and powers of float32 on the CPU, where XLA's compiler calls the C library for each element.
+"""Trigonometric functions, powers, logarithms of 1 + x and remainders of float32 on the CPU.
 
-That takes 17 to 46 ns an element. These are arithmetic alone, which is compiled for vectors: 2 to 7 ns. Most of it is in
-float64, so that results are within about a rounding of float32; other dtypes and other platforms have XLA's functions. XLA
-writes a quotient that several ops read to memory, so here one `where` reads each.
+XLA's compiler calls the C library for each element of most of them, which takes 12 to 46 ns an element. These are arithmetic
+alone, which is compiled for vectors: 0.3 to 7 ns. Much of it is in float64, so that results are within about a rounding of
+float32; other dtypes and other platforms have XLA's functions. XLA writes a quotient that several ops read to memory, so
+here one `where` reads each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from dynaxla.ops.chebyshev_fit import ChebyshevFit
+from dynaxla.runtime.executable_info import ANY_LAST_BIT
 
 Array = jax.Array
 
@@ -27,6 +30,9 @@ _RANGES = (0, 32, 64, 96)
 """Where |x| >= 2 ** (k + 23), x is a multiple of 2 ** k."""
 _ATAN_FIT = ChebyshevFit(lambda square: math.atan(math.sqrt(square)) / math.sqrt(square), 13, (0.0, 1.0))
 """atan(r) / r for r from 0 to 1, of r^2."""
+_LOG_2 = (0.693359375, math.log(2) - 0.693359375)
+"""log(2) as a number of 11 bits, of which multiples by whole numbers are exact in float32, and the rest."""
+_WHOLE = 2.0**28  # below it, quotients of float32 are cut in float64 to the right whole number or one beside it
 
 
 def on_cpu(function: Callable[..., Array], default: Callable[..., Array]) -> Callable[..., Array]:
@@ -59,7 +65,7 @@ def tan(x: Array) -> Array:
     quadrant, angle = _reduce(x)
     sine, cosine = _sine_and_cosine(angle)
     is_odd = quadrant & 1 == 1
-    ratio = jnp.where(is_odd, -cosine, sine) / jnp.where(is_odd, sine, cosine)
+    ratio = _divide(jnp.where(is_odd, -cosine, sine), jnp.where(is_odd, sine, cosine))
     return jnp.where(jnp.abs(x) < 2.0**-12, x, ratio.astype(jnp.float32))
 
 
@@ -70,15 +76,32 @@ def atan(x: Array) -> Array:
 
 def atan2(y: Array, x: Array) -> Array:
     """The angle of the point (x, y), within 0.6 units in the last place; that of two subnormal numbers is one of zeros."""
-    rise, run = jnp.abs(y.astype(jnp.float64)), jnp.abs(x.astype(jnp.float64))
+    return _angle(y.astype(jnp.float64), x.astype(jnp.float64))
+
+
+def asin(x: Array) -> Array:
+    """asin(x), within 0.6 units in the last place."""
+    wide = x.astype(jnp.float64)
+    return _angle(wide, jnp.sqrt((1 - wide) * (1 + wide)))
+
+
+def acos(x: Array) -> Array:
+    """acos(x), within 0.6 units in the last place."""
+    wide = x.astype(jnp.float64)
+    return _angle(jnp.sqrt((1 - wide) * (1 + wide)), wide)
+
+
+def _angle(y: Array, x: Array) -> Array:
+    """The angle, in float32, of a point in float64."""
+    rise, run = jnp.abs(y), jnp.abs(x)
     least, most = jnp.minimum(rise, run), jnp.maximum(rise, run)
     is_equal = least == most  # zeros and infinities, too
-    ratio = jnp.where(is_equal, jnp.where(most == 0, 0.0, 1.0), least / most)
+    ratio = jnp.where(is_equal, jnp.where(most == 0, 0.0, 1.0), _divide(least, most))
     angle = ratio * _ATAN_FIT(ratio * ratio)
     angle = jnp.where(rise > run, math.pi / 2 - angle, angle)
     angle = jnp.where(jnp.signbit(x), math.pi - angle, angle)
     angle = jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, angle)
-    return jnp.copysign(angle.astype(jnp.float32), y)
+    return jnp.copysign(angle, y).astype(jnp.float32)
 
 
 def power(base: Array, exponent: Array) -> Array:
@@ -96,12 +119,77 @@ def power(base: Array, exponent: Array) -> Array:
     return jnp.where((exponent == 0) | (base == 1), 1.0, result).astype(jnp.float32)
 
 
+def exp2(x: Array) -> Array:
+    """2 ** x, within 1 unit in the last place, by Taylor's series of the part of x that is not whole."""
+    near = jnp.clip(x, -160, 160)  # beyond, the result is 0 or infinite
+    whole = jnp.round(near)
+    power = _evaluate([math.log(2) ** n / math.factorial(n) for n in range(8)], near - whole)
+    steps = whole.astype(jnp.int32)
+    return power * _two_to(steps >> 1) * _two_to(steps - (steps >> 1))
+
+
+def log1p(x: Array) -> Array:
+    """log(1 + x), within 1.5 units in the last place.
+
+    1 + x is m 2^k, m from sqrt(1/2) to sqrt(2), plus what the sum lost, which is added to m - 1. log(1 + f) is
+    f - (f^2 / 2 - s (f^2 / 2 + R(s^2))) with s = f / (2 + f) and R(q) = 2/3 q + 2/5 q^2 + ..., the series of 2 artanh(s)
+    (as FreeBSD's msun has it). The sum is read by its bits alone, or XLA would cancel 1 + x - 1.
+    """
+    total = 1 + x
+    k, m = _split(total)
+    scale = _two_to(-k)
+    lost = jnp.where(x > 1, scale - (m - x * scale), x * scale - (m - scale))
+    f = (m - 1) + jnp.where(x < 2.0**25, lost, 0)  # of a larger sum it is below a rounding
+    s, half = _divide(f, 2 + f), 0.5 * f * f
+    q = s * s
+    correction = s * (half + q * _evaluate([2 / 3, 2 / 5, 2 / 7, 2 / 9], q))
+    power = k.astype(jnp.float32)
+    result = power * _LOG_2[0] - ((half - (correction + power * _LOG_2[1])) - f)
+    result = jnp.where(total == 1, x, result)
+    result = jnp.where(x > -1, result, jnp.where(x == -1, np.float32(-np.inf), np.float32(np.nan)))
+    return jnp.where(x == jnp.inf, x, result)
+
+
+def fmod(a: Array, b: Array) -> Array:
+    """The remainder of a / b cut to a whole number, exact, with the sign of a, as C's `fmod`.
+
+    If a quotient is 2^28 or more, all of them are XLA's: products with a smaller one have few enough bits for float64.
+    """
+    size, divisor = jnp.abs(a.astype(jnp.float64)), jnp.abs(b.astype(jnp.float64))
+    quotient = jnp.trunc(_divide(size, divisor))
+    left = size - quotient * divisor
+    left = jnp.where(left < 0, left + divisor, jnp.where(left >= divisor, left - divisor, left))
+    left = jnp.where(jnp.isinf(divisor), size, left)
+    left = jnp.where((divisor == 0) | jnp.isinf(size), jnp.nan, left)
+    is_small = (quotient < _WHOLE) | jnp.isnan(left)
+    exact = jnp.copysign(left.astype(jnp.float32), a)
+    result: Array = lax.cond(jnp.all(is_small), lambda: exact, lambda: lax.rem(a, b))
+    return result
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """a / b, whose last bit XLA may change (`exact_division`)."""
+    with set_xla_metadata(**{ANY_LAST_BIT: "true"}):
+        return a / b
+
+
+def _two_to(power: Array) -> Array:
+    """2 ** power, of whole numbers from -126 to 127."""
+    return lax.bitcast_convert_type((power + 127) << 23, jnp.float32)
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """A normal positive number as a power of two (int32) and a factor from sqrt(1/2) to sqrt(2)."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    power = (bits - np.float32(math.sqrt(0.5)).view(np.int32)) >> 23
+    return power, lax.bitcast_convert_type(bits - (power << 23), jnp.float32)
+
+
 def _log(x: Array) -> Array:
     """The natural logarithm, in float64, of normal positive numbers: log(m 2^k) = k log(2) + 2 artanh((m - 1) / (m + 1))."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    power = (bits - np.float32(math.sqrt(0.5)).view(np.int32)) >> 23  # so that m is from sqrt(1/2) to sqrt(2)
-    m = lax.bitcast_convert_type(bits - (power << 23), jnp.float32).astype(jnp.float64)
-    ratio = jnp.where(x > 0, (m - 1) / (m + 1), 0.0)
+    power, factor = _split(x)
+    m = factor.astype(jnp.float64)
+    ratio = jnp.where(x > 0, _divide(m - 1, m + 1), 0.0)
     series = _evaluate([2 / (2 * n + 1) for n in range(8)], ratio * ratio)
     return power.astype(jnp.float64) * math.log(2) + ratio * series
 

@@ -18,7 +18,7 @@ from dynaxla.runtime.executable_info import (
     CompileRejected,
     ModuleRequest,
     SerializedExecutable,
-    find_overrides,
+    choose_loops,
     has_exact_fusions,
     processes_of,
 )
@@ -380,8 +380,7 @@ def compile_module(request: ModuleRequest) -> SerializedExecutable | CompileReje
     client = embedded_cpu() if count == 1 else embedded_cpu(count)
     error = load().Error
     devices = client.devices()[:count]
-    options = compile_options(devices, replicas=replicas > 0)
-    options.env_option_overrides = find_overrides(request.module)
+    options = choose_loops(compile_options(devices, replicas=replicas > 0), request.module)
     try:
         executable = compile_on(client, devices, request.module, options)
     except error as refusal:

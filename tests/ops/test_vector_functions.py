@@ -78,13 +78,22 @@ def _check(function: Function, true: Function, units: float, *arguments: np.ndar
 
 @pytest.mark.parametrize(
     ("name", "true", "units"),
-    [("sin", np.sin, 1.5), ("cos", np.cos, 1.5), ("tan", np.tan, 0.6), ("atan", np.arctan, 0.6)],
+    [
+        ("sin", np.sin, 1.5),
+        ("cos", np.cos, 1.5),
+        ("tan", np.tan, 0.6),
+        ("atan", np.arctan, 0.6),
+        ("asin", np.arcsin, 0.6),
+        ("acos", np.arccos, 0.6),
+        ("exp2", np.exp2, 1.0),
+        ("log1p", np.log1p, 1.5),
+    ],
 )
 def test_functions_of_one_number(name: str, true: Function, units: float) -> None:
     _check(getattr(vector_functions, name), true, units, _numbers(0))
 
 
-@pytest.mark.parametrize(("name", "true"), [("atan2", np.arctan2), ("power", np.power)])
+@pytest.mark.parametrize(("name", "true"), [("atan2", np.arctan2), ("power", np.power), ("fmod", np.fmod)])
 def test_functions_of_two_numbers(name: str, true: Function) -> None:
     random = np.random.default_rng(1)
     pairs = np.meshgrid(np.asarray(_SPECIAL, np.float32), np.asarray(_SPECIAL, np.float32))
@@ -95,6 +104,19 @@ def test_functions_of_two_numbers(name: str, true: Function) -> None:
     _check(function, true, 0.6, *(pair.ravel() for pair in pairs))
     near = (np.abs(random.standard_normal(100_000)) * 50).astype(np.float32)
     _check(function, true, 0.6, near, (random.standard_normal(100_000) * 8).astype(np.float32))
+
+
+def test_remainders_of_small_quotients() -> None:
+    """No quotient is so large that all of them are XLA's."""
+    random = np.random.default_rng(3)
+    divisors = _numbers(4)
+    steps = np.exp2(random.uniform(-3, 27, len(divisors))) * random.choice([-1, 1], len(divisors))
+    whole = np.where(random.random(len(divisors)) < 0.5, np.trunc(steps), steps)
+    with np.errstate(all="ignore"):
+        numbers = (divisors * whole).astype(np.float32)
+        beside = np.nextafter(numbers, np.float32(0))
+    for each in (numbers, beside):
+        _check(vector_functions.fmod, np.fmod, 0.6, each, divisors)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +139,5 @@ def test_special_functions(function: Function, true: Function, units: float, lea
 
 def test_a_zero_has_its_sign() -> None:
     zeros = np.array([0.0, -0.0], np.float32)
-    for name in ("sin", "tan", "atan"):
+    for name in ("sin", "tan", "atan", "asin", "log1p"):
         assert np.signbit(getattr(vector_functions, name)(zeros)).tolist() == [False, True]

@@ -68,7 +68,7 @@ OF_OTHERS = {
     ),
     **dict.fromkeys(
         "JAX_COMPILATION_CACHE_DIR JAX_ENABLE_X64 TF_CPP_LOG_THREAD_ID TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE "
-        "XLA_PYTHON_CLIENT_MEM_FRACTION xla_dump_to".split(),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION".split(),
         "JAX and XLA",
     ),
     **dict.fromkeys("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS TORCHDYNAMO_DISABLE TORCH_LOGS".split(), "torch"),

@@ -189,3 +189,17 @@ def test_a_program_on_few_elements_is_compiled_by_plain_loops() -> None:
     assert find_overrides(few + b" " * 10_000) == []
     assert find_overrides(few.replace(b"stablehlo.add", b"stablehlo.while")) == []
     assert find_overrides(b"ML\xefR bytecode") == []
+
+
+def test_a_program_without_transposes_is_compiled_without_tiles(tmp_path: Path) -> None:
+    """XLA names a kernel's module by its emitter."""
+    plain = GOOD.replace("return %x", "%y = stablehlo.rsqrt %x : tensor<3xf32>\n  return %y").replace("<3x", "<30000x")
+    kernels = {}
+    for name, module in {"plain": plain, "moved": plain + "// stablehlo.transpose"}.items():
+        flags = f"--xla_dump_to={tmp_path / name} --xla_dump_hlo_as_text"
+        code = "import sys; from dynaxla.runtime import xla; xla.compile_module(xla.ModuleRequest(sys.stdin.buffer.read()))"
+        environment = dict(os.environ) | {"XLA_FLAGS": flags}
+        subprocess.run([sys.executable, "-c", code], input=module.encode(), check=True, timeout=120, env=environment)
+        kernels[name] = [file.name for file in (tmp_path / name).iterdir() if file.suffix == ".ll"]
+    assert all("kernel_module" in file for file in kernels["plain"]), kernels
+    assert not any("kernel_module" in file for file in kernels["moved"]), kernels
