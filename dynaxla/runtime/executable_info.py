@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dynaxla.cache.environment_key import host
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
@@ -115,18 +117,23 @@ PLAIN_LOOPS: Override = ("xla_cpu_use_fusion_emitters", False)
 """XLA's older emitter of elementwise loops. It compiles a small program in two thirds of the time, with the same functions; a
 large one takes it longer, and its loops may run at a third of the speed."""
 
+WIDE_VECTORS: Override = ("xla_cpu_prefer_vector_width", "512")
+"""Vectors of 512 bits, for 256: functions such as `exp` and `erf` take half the time (docs/performance.md)."""
+
+_WIDE_PROCESSOR = "avx512_bf16"  # Zen 4, Cooper Lake and later ones, which do not slow down for such vectors
 _NO_TILES = b"xla_cpu_disable_tiled_emitter"
 _MOVES = (b"stablehlo.transpose", b"stablehlo.convolution")
 
 
 def choose_loops(options: Any, module: bytes) -> Any:
-    """XLA's options for a StableHLO module (text) of the embedded CPU client: which of XLA's emitters make its loops.
+    """XLA's options for a StableHLO module (text) of the embedded CPU client: how its loops are made.
 
     XLA computes an elementwise op that it fuses with no other one tile by tile: a sum of 1024 x 768 floats takes 2.3 times as
     long as by a plain loop, `rsqrt` 9 times. Transposes gain by tiles. The switch is one of XLA's "extra options", which
     no binding sets: a field that is appended to a message joins it.
     """
-    options.env_option_overrides = find_overrides(module)
+    wide = [WIDE_VECTORS] if _WIDE_PROCESSOR in host().get("flags", "").split() else []
+    options.env_option_overrides = [*find_overrides(module), *wide]
     if b"func.func" not in module or any(move in module for move in _MOVES):
         return options
     extra = _field(

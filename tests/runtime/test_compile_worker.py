@@ -19,9 +19,16 @@ from dynaxla.errors import CompileCrashed, CompileError, CompileOutOfMemory, Com
 from dynaxla.isolation.failures import KnownFailures
 from dynaxla.observe.recorder import Recorder
 from dynaxla.options import Limits
-from dynaxla.runtime import xla
+from dynaxla.runtime import executable_info, xla
 from dynaxla.runtime.compile_worker import CompileWorker
-from dynaxla.runtime.executable_info import PLAIN_LOOPS, ModuleRequest, SerializedExecutable, find_overrides
+from dynaxla.runtime.executable_info import (
+    PLAIN_LOOPS,
+    WIDE_VECTORS,
+    ModuleRequest,
+    Override,
+    SerializedExecutable,
+    find_overrides,
+)
 from dynaxla.runtime.pjrt_clients import cpu_client
 from tests.killed_children import killing
 from tests.tolerances import assert_close
@@ -189,6 +196,15 @@ def test_a_program_on_few_elements_is_compiled_by_plain_loops() -> None:
     assert find_overrides(few + b" " * 10_000) == []
     assert find_overrides(few.replace(b"stablehlo.add", b"stablehlo.while")) == []
     assert find_overrides(b"ML\xefR bytecode") == []
+
+
+@pytest.mark.parametrize(("flags", "found"), [("avx512f avx512_bf16", [WIDE_VECTORS]), ("avx512f", []), (None, [])])
+def test_vectors_are_as_wide_as_the_processor_does_well(
+    flags: str | None, found: list[Override], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executable_info, "host", lambda: {} if flags is None else {"flags": flags})
+    options = executable_info.choose_loops(xla.compile_options(xla.embedded_cpu().devices()), b"bytecode")
+    assert list(options.env_option_overrides) == found
 
 
 def test_a_program_without_transposes_is_compiled_without_tiles(tmp_path: Path) -> None:
