@@ -19,7 +19,7 @@ from dynaxla.ops.dtypes import FLOATS, REAL, WIDE_REAL
 from dynaxla.ops.promotion import Operand, compute, inexact_elementwise
 from dynaxla.ops.record import OpFamily
 from dynaxla.ops.torch_mlir_verdicts import Finding, Verdict
-from dynaxla.ops.vector_functions import on_cpu
+from dynaxla.ops.vector_functions import divide_freely, on_cpu
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -28,6 +28,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 """B(2k) for k = 1 to 8."""
 _BERNOULLI_OVER_FACTORIAL = tuple(b / math.factorial(2 * k) for k, b in enumerate(_BERNOULLI, start=1))
 """The tail of the Euler-Maclaurin sum."""
+_TRIGAMMA_STEPS = 8  # up, from 1/2 on: behind them eight terms of the series are exact in float64
 _HEAD_LIMIT = 1 << 16  # the sum stops early for a q below minus this; torch has no limit
 
 
@@ -230,9 +231,17 @@ def polygamma(n: int, self: jax.Array) -> jax.Array:
 def _trigamma(x: jax.Array) -> jax.Array:
     # The reflection formula, which torch uses too: at negative integers it gives the same large numbers, not inf.
     mirrored = x < 0.5
-    value = _zeta(jnp.asarray(2, x.dtype), jnp.where(mirrored, 1 - x, x))
-    value = jnp.where(x == jnp.inf, 0, value)
-    return jnp.where(mirrored, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
+    head, last = jnp.zeros_like(x), jnp.where(mirrored, 1 - x, x)
+    for _ in range(_TRIGAMMA_STEPS):
+        head, last = head + divide_freely(jnp.ones_like(x), last * last), last + 1
+    inverse = divide_freely(jnp.ones_like(x), last)
+    square = inverse * inverse
+    series = jnp.zeros_like(x)
+    for number in reversed(_BERNOULLI):
+        series = (series + number) * square
+    value = head + inverse * (1 + inverse / 2 + series)  # DLMF 5.15.8
+    sine = on_cpu(vector_functions.sin, jnp.sin)(jnp.pi * x)
+    return jnp.where(mirrored, divide_freely(jnp.full_like(x, jnp.pi), sine) ** 2 - value, value)
 
 
 @OPS.op(aten.special_zeta.default, aten.special_zeta.other_scalar, aten.special_zeta.self_scalar, dtypes=WIDE_REAL)

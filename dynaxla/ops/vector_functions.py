@@ -65,7 +65,7 @@ def tan(x: Array) -> Array:
     quadrant, angle = _reduce(x)
     sine, cosine = _sine_and_cosine(angle)
     is_odd = quadrant & 1 == 1
-    ratio = _divide(jnp.where(is_odd, -cosine, sine), jnp.where(is_odd, sine, cosine))
+    ratio = divide_freely(jnp.where(is_odd, -cosine, sine), jnp.where(is_odd, sine, cosine))
     return jnp.where(jnp.abs(x) < 2.0**-12, x, ratio.astype(jnp.float32))
 
 
@@ -96,7 +96,7 @@ def _angle(y: Array, x: Array) -> Array:
     rise, run = jnp.abs(y), jnp.abs(x)
     least, most = jnp.minimum(rise, run), jnp.maximum(rise, run)
     is_equal = least == most  # zeros and infinities, too
-    ratio = jnp.where(is_equal, jnp.where(most == 0, 0.0, 1.0), _divide(least, most))
+    ratio = jnp.where(is_equal, jnp.where(most == 0, 0.0, 1.0), divide_freely(least, most))
     angle = ratio * _ATAN_FIT(ratio * ratio)
     angle = jnp.where(rise > run, math.pi / 2 - angle, angle)
     angle = jnp.where(jnp.signbit(x), math.pi - angle, angle)
@@ -140,7 +140,7 @@ def log1p(x: Array) -> Array:
     scale = _two_to(-k)
     lost = jnp.where(x > 1, scale - (m - x * scale), x * scale - (m - scale))
     f = (m - 1) + jnp.where(x < 2.0**25, lost, 0)  # of a larger sum it is below a rounding
-    s, half = _divide(f, 2 + f), 0.5 * f * f
+    s, half = divide_freely(f, 2 + f), 0.5 * f * f
     q = s * s
     correction = s * (half + q * _evaluate([2 / 3, 2 / 5, 2 / 7, 2 / 9], q))
     power = k.astype(jnp.float32)
@@ -156,7 +156,7 @@ def fmod(a: Array, b: Array) -> Array:
     If a quotient is 2^28 or more, all of them are XLA's: products with a smaller one have few enough bits for float64.
     """
     size, divisor = jnp.abs(a.astype(jnp.float64)), jnp.abs(b.astype(jnp.float64))
-    quotient = jnp.trunc(_divide(size, divisor))
+    quotient = jnp.trunc(divide_freely(size, divisor))
     left = size - quotient * divisor
     left = jnp.where(left < 0, left + divisor, jnp.where(left >= divisor, left - divisor, left))
     left = jnp.where(jnp.isinf(divisor), size, left)
@@ -167,7 +167,7 @@ def fmod(a: Array, b: Array) -> Array:
     return result
 
 
-def _divide(a: Array, b: Array) -> Array:
+def divide_freely(a: Array, b: Array) -> Array:
     """a / b, whose last bit XLA may change (`exact_division`)."""
     with set_xla_metadata(**{ANY_LAST_BIT: "true"}):
         return a / b
@@ -189,7 +189,7 @@ def _log(x: Array) -> Array:
     """The natural logarithm, in float64, of normal positive numbers: log(m 2^k) = k log(2) + 2 artanh((m - 1) / (m + 1))."""
     power, factor = _split(x)
     m = factor.astype(jnp.float64)
-    ratio = jnp.where(x > 0, _divide(m - 1, m + 1), 0.0)
+    ratio = jnp.where(x > 0, divide_freely(m - 1, m + 1), 0.0)
     series = _evaluate([2 / (2 * n + 1) for n in range(8)], ratio * ratio)
     return power.astype(jnp.float64) * math.log(2) + ratio * series
 
