@@ -68,6 +68,20 @@ def grid_gradient(x: torch.Tensor) -> Any:
     return torch.ops.aten.grid_sampler_2d_backward(images, images, grid, 0, 0, False, [True, True])
 
 
+def encode_positions(x: torch.Tensor) -> torch.Tensor:
+    """Rows of x as sixteen tokens each, to which sines and cosines of their positions are added."""
+    tokens = x.unflatten(-1, (16, -1))
+    rates = torch.exp(torch.arange(0, tokens.shape[-1], 2) * -0.01)
+    angles = torch.arange(16)[:, None] * rates
+    return tokens + torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, : tokens.shape[-1]]
+
+
+def transform_frames(x: torch.Tensor) -> torch.Tensor:
+    """The magnitudes of windowed frames of the rows."""
+    length = min(256, x.shape[-1] // 2)
+    return torch.stft(x, length, window=torch.hann_window(length), return_complex=True).abs()
+
+
 SIZES = ("8,49152", "1024,768", "4096,8")
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(-1)[0],
@@ -82,6 +96,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sin": torch.sin,
     "tan": torch.tan,
     "atan2": lambda x: torch.atan2(x, x + 1),
+    "encode_positions": encode_positions,
+    "transform_frames": transform_frames,
     "pow": lambda x: x.abs() ** 2.5,
     "exp2": torch.exp2,
     "asin": lambda x: torch.asin(x * 0.2),

@@ -22,6 +22,7 @@ from dynaxla.lowering.lowering_choice import LoweringChoice
 from dynaxla.lowering.lowering_worker import LoweringWorker
 from dynaxla.lowering.mask_segments import tell_segments
 from dynaxla.lowering.program_keys import graph_key, module_key
+from dynaxla.lowering.spread_values import find_spread
 from dynaxla.observe.compile_timing import CapturedFunction, CompileTiming
 from dynaxla.observe.dump import Dump
 from dynaxla.observe.recorder import Recorder
@@ -162,7 +163,11 @@ class Pipeline:
             return call_graph(graph)
 
     def _lower(self, calls: CallGraph) -> LinkedModule:
-        linked = link(calls, self.make_lowering().functions(calls), self.origin.what.partition(" ")[0])
+        functions = self.make_lowering().functions(calls)
+        # A partitioner for several devices inlines all.
+        is_alone = self.client.platform == "cpu" and calls.sharding is None
+        apart = find_spread(calls, functions) if is_alone else frozenset()
+        linked = link(calls, functions, self.origin.what.partition(" ")[0], apart)
         if self.dump.enabled:
             self.dump.write("stablehlo", linked.text)
         return linked

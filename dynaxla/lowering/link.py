@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,11 +62,17 @@ class LinkedModule:
         return self.text.encode()
 
 
-def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function: str = "main") -> LinkedModule:
+def link(
+    graph: CallGraph,
+    functions: Mapping[str, StablehloFunction],
+    function: str = "main",
+    apart: Collection[Handle] = frozenset(),
+) -> LinkedModule:
     """Links a graph with the functions of its calls, given by key.
 
     Args:
         function: the user's function, for profiles.
+        apart: the calls of functions that XLA does not inline.
 
     Raises:
         ShardingError: a constraint names an axis that the graph's mesh lacks.
@@ -89,7 +95,8 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
         several = f":{len(call.tensors)}" if len(call.tensors) != 1 else ""
         given = ", ".join(names[operand] for operand in operands)
         assigned = f"%{number}{several} = " if call.tensors else ""
-        lines.append(f"    {assigned}func.call @{name}({given}) : {call.type} loc(#call{number})")
+        kept = _NOT_INLINED if node in apart else ""
+        lines.append(f"    {assigned}func.call @{name}({given}){kept} : {call.type} loc(#call{number})")
         names.update({(node, i): f"%{number}#{i}" if several else f"%{number}" for i in range(len(call.tensors))})
     results = [(names[value], mlir_type(spec)) for value, spec in zip(graph.results, graph.result_specs, strict=True)]
     head, joint = _results(graph), [mark_joint(ranks)] if (ranks := graph.ranks) else []
@@ -103,6 +110,9 @@ def link(graph: CallGraph, functions: Mapping[str, StablehloFunction], function:
     declared = [] if mesh is None else [mlir_mesh(mesh)]
     program = "\n".join([*joint, _head(mesh), *declared, main, *called.values(), "}", ""])
     return LinkedModule(program, define_locations(graph, program), function)
+
+
+_NOT_INLINED = ' {mhlo.frontend_attributes = {inlineable = "false"}}'
 
 
 def _head(mesh: Mesh | None) -> str:
