@@ -66,10 +66,14 @@ def leave_undefined() -> None:
     at all: the zero times an infinite slope is NaN, and parameters that only an unused result depends on get gradients of
     zeros where eager has none.
 
+    These backwards write to no saved value, which AOTAutograd may have allowed a backward that it compiled ahead: it would then
+    refuse `retain_graph=True`.
+
     torch keeps filling in while `compiled_autograd` is set, which traces backwards with the zeros; where a result is a tensor
     subclass, of whose gradient it takes the pieces; and where an input is one other than DTensor.
 
-    Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, on the class that `build` returns, with `forward` and
+    Relies on `_AOTDispatchAutogradFunctionFactory`: on its `spec`, of which `fw_metadata.bw_donated_idxs` says what is given
+    away; on the class that `build` returns, with `forward` and
     `_bwd_fn` (called with a list of the list of gradients, the node, and the parts, of which the third is called with the node
     and the list of the compiled backward's arguments), on `compiled_bw`, which is None before that is compiled, on a prologue
     that hands on what is no tensor, on `_bw_epilogue_fn`, which makes DTensors of results, and on `grad_input_metas`, which has
@@ -79,6 +83,8 @@ def leave_undefined() -> None:
 
     @wraps(build)
     def build_class(self: Any) -> Any:
+        if _captures.get():
+            self.spec.fw_metadata.bw_donated_idxs = []
         made = build(self)
         if _takes_undefined(self.spec):
             _leave_undefined(made)

@@ -306,6 +306,35 @@ def test_a_backward_that_runs_again() -> None:
     assert_close(y.grad, torch.full((3,), 1.0))
 
 
+def make_number(x: Tensor) -> Tensor:
+    return (x * 2).sin() * torch.tensor(len(x))
+
+
+def choose(x: Tensor) -> Tensor:
+    return torch.cond(x.shape[0] > 4, lambda x: (x * 2).sin() * x, lambda x: (x * 3).cos() * x, (x,))  # type: ignore
+
+
+def reduce_segments(x: Tensor) -> Tensor:
+    return torch.segment_reduce((x * 2).sin() * x, "sum", lengths=torch.tensor([1, len(x) - 1]))
+
+
+@pytest.mark.parametrize("function", [make_number, choose, reduce_segments])
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_backward_that_is_compiled_ahead_runs_again(function: Callable[..., Tensor], dynamic: bool | None) -> None:
+    """No capture is kept of these, so torch's cache has no say in what the backward may write to."""
+    compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic)
+    for size in (3, 6):
+        x = torch.linspace(-1, 1, size * 4).view(size, 4)
+        gradients = []
+        for run in (function, compiled):
+            given = x.clone().requires_grad_()
+            total = run(given).sum()
+            total.backward(retain_graph=True)
+            total.backward()
+            gradients.append(given.grad)
+        assert_close(gradients[1], gradients[0])
+
+
 def test_calls_are_verified(recorder: Recorder) -> None:
     compiled = torch.compile(parts, backend="dynaxla", options={"verify": 1.0})
     with recorder.expect(diverged_calls=0):
