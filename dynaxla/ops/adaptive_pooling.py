@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array, lax
+from torch.fx import Node
 
 from dynaxla.bucketing.pad_rules import adaptive_pooling as adaptive_pooling_rules
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import is_nan
 from dynaxla.ops.dtypes import FLOATS
@@ -19,13 +22,22 @@ from dynaxla.ops.ordering import place_of_extreme, take_along
 from dynaxla.ops.pooling import linear_gradient, lowest_of
 from dynaxla.ops.promotion import cast, opmath_dtype, torch_dtype
 from dynaxla.ops.record import OpFamily
+from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = OpFamily()
 
 
-@OPS.op(aten._adaptive_avg_pool2d.default, dtypes=FLOATS, pad=adaptive_pooling_rules.adaptive_pool, as_aten=decompose)
-@OPS.op(aten._adaptive_avg_pool3d.default, dtypes=FLOATS, pad=adaptive_pooling_rules.adaptive_pool)
+def _check_has_pixels(node: Node) -> str | None:
+    dims = len(argument(node, "output_size"))
+    return "no elements" if any(example(size) == 0 for size in tensor_of(node, "self").shape[-dims:]) else None
+
+
+_averages = partial(OPS.op, dtypes=FLOATS, check=_check_has_pixels, pad=adaptive_pooling_rules.adaptive_pool)
+
+
+@_averages(aten._adaptive_avg_pool2d.default, as_aten=decompose)
+@_averages(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(x: Array, output_size: list[int]) -> Array:
     """The mean of each window, axis by axis."""
     wide = cast(x, opmath_dtype(torch_dtype(x)))

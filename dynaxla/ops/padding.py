@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.fx import Node
 
 from dynaxla.bucketing.argument_roles import PadRule
 from dynaxla.bucketing.pad_rules import image_gradients as image_gradients_rules
 from dynaxla.bucketing.pad_rules import padding as padding_rules
+from dynaxla.custom_ops.schema import argument, tensor_of
 from dynaxla.ops.aten_calls import decompose
 from dynaxla.ops.axes_and_dtypes import Scalar, constant, slice_axis, widen
 from dynaxla.ops.dtypes import NUMBERS, STORED
-from dynaxla.ops.eager_errors import check_numbers_fit
+from dynaxla.ops.eager_errors import check_all, check_numbers_fit
 from dynaxla.ops.record import Body, OpFamily
+from dynaxla.torch_api.symbols import example
 
 aten = torch.ops.aten
 OPS = OpFamily()
@@ -25,7 +28,21 @@ OPS = OpFamily()
 PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 
-@OPS.op(aten.constant_pad_nd.default, dtypes=STORED, check=check_numbers_fit("value"), pad=padding_rules.pad)
+def _check_crops(node: Node) -> str | None:
+    """Refuses to take more elements away than a dim has, even if as many are put to its other side."""
+    sizes, pad = tensor_of(node, "self").shape, argument(node, "pad")
+    for place, size in enumerate(sizes[: -len(pad) // 2 - 1 : -1]):
+        if example(size) + sum(min(0, example(width)) for width in pad[2 * place : 2 * place + 2]) < 0:
+            return "a crop of more elements than the dim has"
+    return None
+
+
+@OPS.op(
+    aten.constant_pad_nd.default,
+    dtypes=STORED,
+    check=check_all(_check_crops, check_numbers_fit("value")),
+    pad=padding_rules.pad,
+)
 def constant_pad(x: jax.Array, pad: Sequence[int], value: Scalar = 0) -> jax.Array:
     sides = [(0, 0, 0)] * x.ndim
     for place in range(len(pad) // 2):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dynaxla.torch_api.overloads import OpOverload
+from dynaxla.torch_api.symbols import is_at_least
 
 aten = torch.ops.aten
 Number = float | torch.SymInt
@@ -191,14 +192,29 @@ def _of_probabilities(given: Arguments) -> Iterator[ValueBound]:
 def _of_divisors(given: Arguments) -> Iterator[ValueBound]:
     """Whole numbers by zero; what takes a plain number instead is looked at when it is captured."""
     x, other = given["self"], given["other"]
-    if (
-        _is_whole(x)
-        and _is_whole(other)
-        and isinstance(other, Tensor)
-        and given.get("rounding_mode", "floor") is not None
-    ):
-        fault = "ZeroDivisionError: a whole number is divided by zero"
+    if not (_is_whole(x) and _is_whole(other)) or given.get("rounding_mode", "floor") is None:
+        return
+    fault = "ZeroDivisionError: a whole number is divided by zero"
+    if isinstance(other, Tensor):
         yield ValueBound(other, 1, 1, fault, RuntimeError, lambda other: other != 0)
+    elif isinstance(other, torch.SymInt) and not is_at_least(
+        other, 1
+    ):  # as the dividend's dtype has it: 256 is a zero of 8 bits
+        yield ValueBound(x, 1, 1, fault, RuntimeError, lambda x: _fill(x, other, x.dtype) != 0)
+
+
+def _of_exponents(given: Arguments) -> Iterator[ValueBound]:
+    """A number that varies; others are looked at when the call is captured."""
+    x, exponent = given["self"], given["exponent"]
+    if _is_whole(x) and isinstance(exponent, torch.SymInt) and not is_at_least(exponent, 0):
+        fault = "Integers to negative integer powers are not allowed."
+        read = partial(_fill, number=exponent, dtype=torch.int64)
+        yield ValueBound(x, 0, math.inf, fault, RuntimeError, read)
+
+
+def _fill(x: Tensor, number: torch.SymInt, dtype: torch.dtype) -> Tensor:
+    """The number in a tensor of no dims, on the device of x."""
+    return x.new_full((), number, dtype=dtype)  # type: ignore[arg-type]
 
 
 def _is_whole(operand: Any) -> bool:
@@ -277,6 +293,7 @@ _BOUNDS: Mapping[str, Bounds] = {
     **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _of_pooled),
     "binary_cross_entropy": _of_probabilities,
     **dict.fromkeys(("floor_divide", "remainder", "fmod", "div.Tensor_mode", "div.out_mode"), _of_divisors),
+    "pow.Tensor_Scalar": _of_exponents,
     "histc": _of_finite,
     "masked_scatter": _of_sources,
     **dict.fromkeys(("bernoulli.default", "bernoulli.out"), partial(_of_positives, highest=1)),

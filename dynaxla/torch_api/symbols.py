@@ -69,6 +69,11 @@ def get_constant_value(size: torch.SymInt) -> int | None:
     return int(bounds.lower) if bounds.is_singleton() else None
 
 
+def is_at_least(number: torch.SymInt, least: int) -> bool:
+    """Whether a number is this or more for all sizes of the graph. Relies on `ShapeEnv.bound_sympy`."""
+    return bool(number.node.shape_env.bound_sympy(number.node.expr).lower >= least)
+
+
 def guarded_values(value: Symbolic) -> dict[sympy.Expr, sympy.Integer]:
     """Returns the expressions that guards fix to one number, with that number: s // (s // 4), where 4 divides s.
 
