@@ -53,7 +53,7 @@ assertions of such values, of which a program returns the number of the first th
 - `embedding_bag`: for a first bag that does not begin at 0, one that begins before the bag in front of it, or behind the indices;
 - `max_unpool1d` to `max_unpool3d`: for an index outside of the output;
 - `masked_fill`, `index_fill` with a tensor of no dims: for a number that the dtype does not hold;
-- `//`, `%`, `fmod` of whole numbers: for a zero in the tensor that divides;
+- `//`, `%`, `fmod` of whole numbers: for a zero in the tensor that divides, or a zero number where it varies; `**` of them: for a negative number that varies;
 - `binary_cross_entropy`: for an input or a target that is not from 0 to 1, or NaN;
 - `masked_scatter`: for a source with too few elements; `segment_reduce`: for lengths that are negative, or do not sum to the size;
 - `histc` without ends: for values that are not finite;

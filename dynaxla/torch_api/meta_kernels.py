@@ -86,7 +86,8 @@ def run_meta_kernel(
 def _is_device_independent(op: OpOverload, operands: Sequence[torch.Tensor]) -> bool:
     if op is _ATEN.native_layer_norm.default:  # the statistics of 16-bit floats have another dtype on some devices
         return operands[0].dtype in _WIDE
-    return op in _DEVICE_INDEPENDENT or (op.namespace == "aten" and torch.Tag.pointwise in op.tags)
+    is_pointwise = op.namespace == "aten" and torch.Tag.pointwise in op.tags
+    return op in _DEVICE_INDEPENDENT or (is_pointwise and bool(operands))  # of numbers alone the result would be real
 
 
 def _device_of(operands: Sequence[torch.Tensor]) -> torch.device:

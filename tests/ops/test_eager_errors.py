@@ -157,6 +157,10 @@ RAISING |= {
     "addcmul large value": lambda h, i, m: torch.addcmul(*[i.to(torch.int8)] * 3, value=300),
 }
 RAISING |= {
+    "a crop of more than there is": lambda h, i, m: F.pad(h, (5, -9)),
+    "another crop of more than there is": lambda h, i, m: F.pad(h, (0, 0, -9, 9)),
+    "means of no pixels": lambda h, i, m: F.adaptive_avg_pool1d(h[None, :, :0], 3),
+    "means of no voxels": lambda h, i, m: F.adaptive_avg_pool3d(h.new_zeros(2, 3, 4, 0, 4), 3),
     "max of no elements": lambda h, i, m: h[:0].max(),
     "min of no elements": lambda h, i, m: i[:0].min(),
     "max along no elements": lambda h, i, m: h.new_zeros(3, 0).max(1)[0],

@@ -290,6 +290,63 @@ def test_integers_divided_by_plain_numbers_and_floats_are_not_checked(recorder: 
                 assert_close(mine, eager)
 
 
+DIVIDED: list[Callable[[Tensor, int], Tensor]] = [
+    lambda x, k: x % k,
+    lambda x, k: x // k,
+    torch.fmod,
+    lambda x, k: torch.div(x, k, rounding_mode="trunc"),
+    lambda x, k: x.clone().remainder_(k),
+    lambda x, k: x.clone().floor_divide_(k),
+]
+
+
+@pytest.mark.parametrize("divide", DIVIDED)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_whole_numbers_divided_by_a_number_that_varies(
+    divide: Callable[[Tensor, int], Tensor], dtype: torch.dtype, recorder: Recorder
+) -> None:
+    x = torch.arange(1, 6).to(dtype)
+    compiled = torch.compile(divide, backend="dynaxla", dynamic=True)
+    with recorder.expect(eager_ops=0):
+        for k in (3, 2, 5):
+            assert_close(compiled(x, k), divide(x, k))
+        for function in (divide, compiled):
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                function(x, 0)
+        assert_close(compiled(x, 4), divide(x, 4))
+
+
+def test_a_divisor_is_zero_in_the_dtype_that_divides() -> None:
+    x = torch.arange(1, 6, dtype=torch.uint8)
+    compiled = torch.compile(lambda x, k: x % k, backend="dynaxla", dynamic=True)
+    assert compiled(x, 255).tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(x, 256)
+
+
+def test_whole_numbers_divided_by_a_size_or_a_number_that_was_read() -> None:
+    by_size = torch.compile(lambda x: torch.arange(6) % (x.shape[0] - 3), backend="dynaxla", dynamic=True)
+    assert by_size(torch.ones(5)).tolist() == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        by_size(torch.ones(3))
+    read = torch.compile(lambda x, k: x // k.item(), backend="dynaxla")
+    for k in (3, 2):
+        assert read(torch.arange(6), torch.tensor(k)).tolist() == (torch.arange(6) // k).tolist()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        read(torch.arange(6), torch.tensor(0))
+
+
+def test_whole_numbers_to_a_power_that_varies(recorder: Recorder) -> None:
+    compiled = torch.compile(lambda x, k: x**k, backend="dynaxla", dynamic=True)
+    x = torch.arange(1, 4)
+    with recorder.expect(eager_ops=0):
+        for k in (2, 3, 0):
+            assert_close(compiled(x, k), x**k)
+        with pytest.raises(RuntimeError, match="negative integer powers"):
+            compiled(x, -1)
+        assert_close(compiled(x.float(), -1), x.float() ** -1)
+
+
 def test_a_training_step_checks_its_targets(recorder: Recorder) -> None:
     net = torch.nn.Linear(5, 3)
 

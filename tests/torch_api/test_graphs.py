@@ -238,13 +238,13 @@ def test_a_fake_tensor_is_made_without_a_call() -> None:
 
 @boundary("meta_kernels.run_meta_kernel")
 def test_meta_kernels_give_fake_tensors_of_the_mode() -> None:
-    mode = fakes.FakeTensorMode()
-    with mode:
+    with fakes.FakeTensorMode() as mode:
         x, index, size = torch.empty(4, 6, dtype=torch.float16), torch.zeros(3, dtype=torch.int64), torch.empty(())
         conv = torch.empty(2, 3, 8, 8), torch.empty(5, 3, 3, 3)
     full = {"dtype": torch.bool, "device": torch.device("cpu")}
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (aten.mul.Tensor, (x, size), {}),
+        (aten.div.Tensor_mode, (8, 2), {"rounding_mode": "trunc"}),
         (aten.permute.default, (x, [1, 0]), {}),
         (aten.cat.default, ([x, x], 1), {}),
         (aten.embedding.default, (x, index), {}),

@@ -77,6 +77,7 @@ def test_jagged_sizes_are_known() -> None:
     assert not symbols.is_ragged(3)
 
 
+@boundary("symbols.is_at_least")
 @boundary("symbols.get_constant_value", "symbols.upper_bound", "symbols.guarded_values", "symbols.get_replacement")
 def test_guards_bound_sizes() -> None:
     def function(x: Tensor) -> Tensor:
@@ -90,6 +91,8 @@ def test_guards_bound_sizes() -> None:
         assert symbols.get_constant_value(size // 8) == 1
         assert symbols.get_constant_value(size) is None
         assert symbols.get_constant_value(size * 2) is None
+        assert symbols.is_at_least(size - 7, 1)
+        assert not symbols.is_at_least(size - 8, 1)
         assert symbols.get_replacement(size)(s + 1) == s + 1
         return symbols.upper_bound(s, size), list(symbols.guarded_values(size).values())
 
