@@ -77,8 +77,13 @@ def test_jagged_sizes_are_known() -> None:
     assert not symbols.is_ragged(3)
 
 
-@boundary("symbols.is_at_least")
-@boundary("symbols.get_constant_value", "symbols.upper_bound", "symbols.guarded_values", "symbols.get_replacement")
+@boundary(
+    "symbols.get_constant_value",
+    "symbols.upper_bound",
+    "symbols.guarded_values",
+    "symbols.get_replacement",
+    "symbols.is_at_least",
+)
 def test_guards_bound_sizes() -> None:
     def function(x: Tensor) -> Tensor:
         torch._check(x.shape[0] >= 8)
