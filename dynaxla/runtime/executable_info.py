@@ -130,16 +130,15 @@ def choose_loops(options: Any, module: bytes) -> Any:
 
     XLA computes an elementwise op that it fuses with no other one tile by tile: a sum of 1024 x 768 floats takes 2.3 times as
     long as by a plain loop, `rsqrt` 9 times. Transposes gain by tiles. The switch is one of XLA's "extra options", which
-    no binding sets: a field that is appended to a message joins it.
+    no binding sets: a field that is appended to a message joins it. jaxlib 0.11 ignores it.
     """
     wide = [WIDE_VECTORS] if _WIDE_PROCESSOR in host().get("flags", "").split() else []
     options.env_option_overrides = [*find_overrides(module), *wide]
     if b"func.func" not in module or any(move in module for move in _MOVES):
         return options
-    extra = _field(
-        b"\xa2\x1f", _field(b"\x0a", _NO_TILES) + _field(b"\x12", b"")
-    )  # field 500: a map of names to values
-    appended = _field(b"\x1a", _field(b"\x1a", extra))  # of executable_build_options, of debug_options
+    entry = _field(b"\x0a", _NO_TILES) + _field(b"\x12", b"")  # a name and its value
+    extra = _field(b"\xa2\x1f", entry)  # field 500 of debug_options, which is field 3 of executable_build_options
+    appended = _field(b"\x1a", _field(b"\x1a", extra))
     return type(options).ParseFromString(options.SerializeAsString() + appended)
 
 

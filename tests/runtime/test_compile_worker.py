@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,7 @@ def test_vectors_are_as_wide_as_the_processor_does_well(
     assert list(options.env_option_overrides) == found
 
 
+@pytest.mark.skipif(not version("jaxlib").startswith("0.10."), reason="later versions have no such switch")
 def test_a_program_without_transposes_is_compiled_without_tiles(tmp_path: Path) -> None:
     """XLA names a kernel's module by its emitter."""
     plain = GOOD.replace("return %x", "%y = stablehlo.rsqrt %x : tensor<3xf32>\n  return %y").replace("<3x", "<30000x")
