@@ -77,3 +77,10 @@ def test_common_divisors_of_the_least_numbers(dtype: torch.dtype) -> None:
     least = torch.tensor([limits.min] * 4, dtype=dtype)  # others end eager's process
     factors = torch.tensor([limits.min, 0, 6, 2], dtype=dtype)
     assert torch.compile(torch.lcm, backend="dynaxla")(least, factors).tolist() == torch.lcm(least, factors).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py, lambda x, y: torch.special.entr(y)])
+def test_logarithms_of_16_bits_are_rounded(function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+    x, y = ((torch.rand(500) * 3 + 0.01).to(dtype) for _ in range(2))
+    assert torch.equal(torch.compile(function, backend="dynaxla")(x, y), function(x, y))
