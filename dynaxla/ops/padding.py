@@ -30,9 +30,10 @@ PadAxis = Callable[[jax.Array, int, int, int], jax.Array]
 
 def _check_crops(node: Node) -> str | None:
     """Refuses to take more elements away than a dim has, even if as many are put to its other side."""
-    sizes, pad = tensor_of(node, "self").shape, argument(node, "pad")
+    sizes, given = tensor_of(node, "self").shape, argument(node, "pad")
+    pad = [example(width.meta["val"] if isinstance(width, Node) else width) for width in given]
     for place, size in enumerate(sizes[: -len(pad) // 2 - 1 : -1]):
-        if example(size) + sum(min(0, example(width)) for width in pad[2 * place : 2 * place + 2]) < 0:
+        if example(size) + sum(min(0, width) for width in pad[2 * place : 2 * place + 2]) < 0:
             return "a crop of more elements than the dim has"
     return None
 
