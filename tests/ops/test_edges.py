@@ -80,7 +80,17 @@ def test_common_divisors_of_the_least_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py, lambda x, y: torch.special.entr(y)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.xlogy,
+        torch.special.xlog1py,
+        lambda x, y: torch.special.entr(y),
+        lambda x, y: torch.logit(y % 1),
+        lambda x, y: torch.logit(x % 1, 0.1),
+        lambda x, y: torch.logit(x, 0.3),
+    ],
+)
 def test_logarithms_of_16_bits_are_rounded(function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
     x, y = ((torch.rand(500) * 3 + 0.01).to(dtype) for _ in range(2))
     assert torch.equal(torch.compile(function, backend="dynaxla")(x, y), function(x, y))
