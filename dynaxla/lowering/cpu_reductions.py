@@ -18,7 +18,7 @@ import torch
 
 from dynaxla.custom_ops import internal
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
-from dynaxla.runtime.executable_info import ANY_NAN
+from dynaxla.runtime.executable_info import ANY_NAN, FRONTEND_ATTRIBUTES, NOT_INLINED
 
 aten = torch.ops.aten
 
@@ -33,7 +33,6 @@ _FEWEST = 4096
 _SHORTEST = 64
 """Number of elements per sum from which the library is faster than XLA."""
 
-_ATTRIBUTES = "mhlo.frontend_attributes"
 _REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
 _COMPARISONS = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
@@ -227,7 +226,7 @@ def _outline(mlir: StablehloModules, reduction: Operation, module: Module) -> No
     """Moves a reduction into a function that XLA does not inline. An extreme is marked as one that may leave out NaN."""
     ir = mlir.ir
     if _reducer(mlir, reduction).name in _COMPARISONS:  # type: ignore[union-attr]
-        reduction.attributes[_ATTRIBUTES] = ir.DictAttr.get({ANY_NAN: ir.StringAttr.get("true")})
+        reduction.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get({ANY_NAN: ir.StringAttr.get("true")})
     functions = module.body.operations
     name = f"{mlir.symbol_name(functions[0])}.rows{len(functions)}"
     operands, results = list(reduction.operands), [result.type for result in reduction.results]
@@ -241,7 +240,7 @@ def _outline(mlir: StablehloModules, reduction: Operation, module: Module) -> No
     block = ir.Block.create_at_start(function.regions[0], kinds)
     kept = {
         "callee": ir.FlatSymbolRefAttr.get(name),
-        _ATTRIBUTES: ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")}),
+        FRONTEND_ATTRIBUTES: ir.DictAttr.get({NOT_INLINED[0]: ir.StringAttr.get(NOT_INLINED[1])}),
     }
     call = ir.Operation.create("func.call", results, operands, attributes=kept, ip=ir.InsertionPoint(reduction))
     reduction.results[0].replace_all_uses_with(call.result)

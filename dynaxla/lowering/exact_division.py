@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from dynaxla.custom_ops.constrain import IN_REGION
 from dynaxla.lowering.stablehlo_module import StablehloModules, walk
-from dynaxla.runtime.executable_info import ANY_LAST_BIT
+from dynaxla.runtime.executable_info import ANY_LAST_BIT, FRONTEND_ATTRIBUTES
 
 # Of jaxlib's bindings of MLIR, which have no types.
 Module: TypeAlias = Any
@@ -17,7 +17,6 @@ Operation: TypeAlias = Any
 Value: TypeAlias = Any
 Type: TypeAlias = Any
 
-_ATTRIBUTES = "mhlo.frontend_attributes"
 _STEPS = frozenset(
     "stablehlo.floor stablehlo.ceil stablehlo.round_nearest_afz stablehlo.round_nearest_even stablehlo.compare "
     "stablehlo.sign stablehlo.remainder stablehlo.divide".split()
@@ -93,7 +92,7 @@ def _divisions(mlir: StablehloModules, module: Module) -> list[Operation]:
 
 def _is_free(division: Operation) -> bool:
     """Whether the body that divides needs no last bit, see `ANY_LAST_BIT`."""
-    return _ATTRIBUTES in division.attributes and ANY_LAST_BIT in division.attributes[_ATTRIBUTES]
+    return FRONTEND_ATTRIBUTES in division.attributes and ANY_LAST_BIT in division.attributes[FRONTEND_ATTRIBUTES]
 
 
 def _is_float(mlir: StablehloModules, operation: Operation) -> bool:

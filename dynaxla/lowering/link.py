@@ -29,6 +29,7 @@ from dynaxla.lowering.locations import define_locations, locate_nodes
 from dynaxla.lowering.mesh_functions import read_constraint, write_for_mesh
 from dynaxla.lowering.stablehlo_functions import StablehloFunction
 from dynaxla.mesh import Mesh, Sharding
+from dynaxla.runtime.executable_info import FRONTEND_ATTRIBUTES, NOT_INLINED
 from dynaxla.types import TensorSpec
 
 
@@ -112,7 +113,7 @@ def link(
     return LinkedModule(program, define_locations(graph, program), function)
 
 
-_NOT_INLINED = ' {mhlo.frontend_attributes = {inlineable = "false"}}'
+_NOT_INLINED = ' {{{} = {{{} = "{}"}}}}'.format(FRONTEND_ATTRIBUTES, *NOT_INLINED)
 
 
 def _head(mesh: Mesh | None) -> str:

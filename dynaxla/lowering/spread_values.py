@@ -52,6 +52,8 @@ def find_spread(graph: CallGraph, functions: Mapping[str, StablehloFunction]) ->
     Args:
         functions: those of the graph's calls, by key.
     """
+    if len(graph.calls) < 2:  # an op of the device, as a rule
+        return frozenset()
     costs = {key: _cost(functions[key].text) for key in graph.distinct}
     largest: dict[Value, int] = {}
     for call, operands in graph.calls.values():

@@ -197,9 +197,8 @@ def _of_divisors(given: Arguments) -> Iterator[ValueBound]:
     fault = "ZeroDivisionError: a whole number is divided by zero"
     if isinstance(other, Tensor):
         yield ValueBound(other, 1, 1, fault, RuntimeError, lambda other: other != 0)
-    elif isinstance(other, torch.SymInt) and not is_at_least(
-        other, 1
-    ):  # as the dividend's dtype has it: 256 is a zero of 8 bits
+    elif isinstance(other, torch.SymInt) and not is_at_least(other, 1):
+        # In the dividend's dtype 256 may be a zero, of 8 bits.
         yield ValueBound(x, 1, 1, fault, RuntimeError, lambda x: _fill(x, other, x.dtype) != 0)
 
 

@@ -160,6 +160,12 @@ def find_overrides(module: bytes) -> list[Override]:
     return [PLAIN_LOOPS] if max(counts, default=0) <= _FEW_ELEMENTS else []
 
 
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+"""StableHLO's attribute of texts that XLA keeps with an op."""
+
+NOT_INLINED = ("inlineable", "false")
+"""Frontend attribute of a call, and its value: XLA fuses nothing of the function with what is around the call."""
+
 ANY_LAST_BIT = "dynaxla_any_last_bit"
 """Frontend attribute of a division in StableHLO: XLA may rewrite it, as what reads it does not need the last bit."""
 
